@@ -60,6 +60,8 @@ pub struct CgroupConfig {
     pub memory: i64,
     /// Maximum processes of one pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
+    /// Processes that all pods together leave free.
+    pub reserved_pids: i64,
 }
 
 /// The cgroups of the node's pods. Functions that are not async block for file writes or calls of systemd.
@@ -121,7 +123,7 @@ impl Cgroups {
     pub fn ensure_qos(&self) -> Result<(), CgroupError> {
         let Shared { config, tree, .. } = &*self.shared;
         let shares = Some(cpu::shares(config.cpu_millis));
-        let node = Limits { shares, pids: pids_of_all_pods(), ..Limits::default() };
+        let node = Limits { shares, pids: pids_of_all_pods(config.reserved_pids), ..Limits::default() };
         tree.ensure("kubepods", &node)?;
         tree.inherit_cpusets("kubepods");
         self.limit_memory();
@@ -298,16 +300,18 @@ impl Cgroups {
 /// Maximum processes and threads of all pods together. Pods without their own limit could otherwise use up the process
 /// IDs of the machine. The node could then start no process to end a pod. `None` if the machine's limits cannot be
 /// read.
-fn pids_of_all_pods() -> Option<i64> {
+fn pids_of_all_pods(reserved: i64) -> Option<i64> {
     let read = |name: &str| {
         let text = std::fs::read_to_string(format!("/proc/sys/kernel/{name}")).ok()?;
         text.trim().parse::<i64>().ok()
     };
-    Some(nine_tenths(read("pid_max")?.min(read("threads-max")?)))
+    Some(pids_for_pods(read("pid_max")?.min(read("threads-max")?), reserved))
 }
 
-fn nine_tenths(number: i64) -> i64 {
-    number - number / 10
+/// Nine tenths of the machine's maximum, or less if more processes are reserved. At least 1, because the kernel refuses a
+/// negative limit.
+fn pids_for_pods(most: i64, reserved: i64) -> i64 {
+    (most - most / 10).min(most.saturating_sub(reserved)).max(1)
 }
 
 const CLASSES: [&str; 3] = ["kubepods", "kubepods/burstable", "kubepods/besteffort"];

@@ -19,6 +19,7 @@ use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
+use crate::node_reports::NodeReports;
 use crate::pod_policy::PodPolicy;
 use crate::pull_activity::PullActivity;
 use crate::resource_managers::ResourceManagerConfig;
@@ -82,6 +83,8 @@ pub struct AgentConfig {
     pub node_taints: Vec<Taint>,
     /// The machine's id at its cloud provider, for the Node object at its creation.
     pub provider_id: Option<String>,
+    /// What the node reports to the API server.
+    pub reports: NodeReports,
     /// Lease duration in seconds. The agent renews the lease every quarter of that time.
     pub lease_seconds: u16,
     /// The agent sends on this channel at the beginning of each heartbeat, while it can renew the lease.
@@ -94,7 +97,7 @@ pub struct AgentConfig {
     pub shutdown_periods: ShutdownPeriods,
     /// Cancelled when the machine shuts down and the pods must end. The agent stops after their end.
     pub machine_shutdown: CancellationToken,
-    /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).
+    /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`, `pid`).
     pub system_reserved: BTreeMap<String, String>,
     /// Resources reserved for the node's own processes, by name.
     pub kube_reserved: BTreeMap<String, String>,

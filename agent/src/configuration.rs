@@ -10,6 +10,7 @@ use crate::config::AgentConfig;
 use crate::image_verification::AllowedImages;
 use crate::node::Threshold;
 use crate::pod_policy::AllowedSysctl;
+use crate::request_rate::RequestRate;
 use crate::source::StaticPodSources;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
@@ -94,6 +95,17 @@ fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
     shown["tlsMinVersion"] = json!(if config.tls.requires_tls13 { "VersionTLS13" } else { "VersionTLS12" });
     if let Some(id) = &config.provider_id {
         shown["providerID"] = json!(id);
+    }
+    shown["nodeStatusMaxImages"] = config.reports.max_images.map_or(json!(-1), |max| json!(max));
+    add_rate(shown, ["eventRecordQPS", "eventBurst"], config.reports.event_rate);
+    add_rate(shown, ["registryPullQPS", "registryBurst"], policy.pull_rate.rate());
+}
+
+/// Adds a rate limit by the names of its two fields.
+fn add_rate(shown: &mut Value, [per_second, burst]: [&str; 2], rate: Option<RequestRate>) {
+    shown[per_second] = json!(rate.map_or(0, |rate| rate.per_second.get()));
+    if let Some(rate) = rate {
+        shown[burst] = json!(rate.burst.get());
     }
 }
 

@@ -10,6 +10,7 @@
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
 
+mod cloud;
 mod config;
 mod devices;
 mod disk;

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::request_rate::RateLimit;
+
 /// Maximum length of a sysctl's name, as upstream.
 const SYSCTL_MAX: usize = 253;
 const SYSCTL_FORM: &str =
@@ -25,6 +27,8 @@ pub struct PodPolicy {
     pub cpu_quota: bool,
     /// Limit of image pulls at the same time: `serializeImagePulls` and `maxParallelImagePulls`.
     pub pull_slots: PullSlots,
+    /// Maximum rate of image pulls: `registryPullQPS` and `registryBurst`. A pull above it fails.
+    pub pull_rate: RateLimit,
     /// Maximum wait before a container that has crashed starts again: `crashLoopBackOff.maxContainerRestartPeriod`.
     pub max_restart_wait: Duration,
 }

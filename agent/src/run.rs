@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use coracle_proto::cri::{VersionRequest, VersionResponse};
 use futures::FutureExt as _;
-use futures::future::LocalBoxFuture;
+use futures::future::{BoxFuture, LocalBoxFuture};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::address_announcer::AddressAnnouncer;
 use crate::api_health::ApiHealth;
 use crate::cgroup::resources::Amount;
-use crate::cgroup::{CgroupConfig, Cgroups, Machine};
+use crate::cgroup::{Cgroups, Machine};
 use crate::checkpoint::Checkpoint;
 use crate::cluster_dns::ClusterDns;
 use crate::config::{AgentConfig, Identity};
@@ -40,6 +40,7 @@ use crate::pod::sync::Inputs;
 use crate::pod_resources::PodResources;
 use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
+use crate::request_rate::RequestRate;
 use crate::resource_managers::{ManagerInputs, ResourceManagers};
 use crate::runtime::{Measured, NodeRuntime, Runtime};
 use crate::server::{Access, Backend, ComponentPages, LogWatches, Server};
@@ -52,7 +53,7 @@ use crate::system_oom;
 use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, local_cleanup};
 use coracle_values::quantity::millis_of;
 
-use configs::{dra_config, node_config, server_config};
+use configs::{cgroup_config, dra_config, node_config, server_config};
 
 pub use error::Error;
 
@@ -127,13 +128,14 @@ async fn run_agent(
     let node = Arc::new(services.assemble(&agent, policies)?);
     tracing::info!(node = node.config.node_name, "agent started");
     let mut tasks = JoinSet::new();
-    tasks.spawn(events.run().boxed());
+    let event_rate = node.config.reports.event_rate.map(RequestRate::of_bucket);
+    tasks.spawn(events.with_rate(event_rate).run().boxed());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
     let machine = pod::MachineShutdown::new(Arc::clone(&node), agent.node());
-    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()).boxed());
+    tasks.spawn(image_reports(&node, &agent, runtime.image_changes));
     tasks.spawn(agent.run(shutdown.clone()).boxed());
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()).boxed());
     end_tasks(tasks, &node, stopped(machine, &shutdown)).await;
@@ -161,6 +163,16 @@ async fn node_agent(
     let mut agent = agent.map_err(Error::Node)?.with_heartbeats(config.heartbeats.clone());
     agent.claim_overlay().await.map_err(Error::Node)?;
     Ok(agent)
+}
+
+/// The task that reports the images of the store in the status of the Node object.
+fn image_reports(
+    node: &pod::NodeContext,
+    agent: &NodeAgent,
+    changes: Option<watch::Receiver<()>>,
+) -> BoxFuture<'static, ()> {
+    let max = node.config.reports.max_images;
+    keep_images(Arc::clone(&node.runtime), changes, agent.images(), max).boxed()
 }
 
 /// The backend with the parts that need the shared state of the pods.
@@ -360,14 +372,7 @@ impl NodeServices {
         let Self { config, client, checkpoint, runtime, runtime_name, recorder, pods, evictions, .. } = self;
         let properties = agent.properties();
         let configs = ConfigCache::new(client.clone(), checkpoint.clone(), ApiHealth::default());
-        let cgroups = CgroupConfig {
-            root: config.cgroup_root.clone(),
-            driver: config.cgroup_driver,
-            cpu_millis: properties.cpu_millis(),
-            memory: properties.memory_of_pods,
-            pod_pids_limit: config.pod_pids_limit,
-        };
-        let cgroups = Cgroups::open(cgroups).map_err(Error::Cgroups)?;
+        let cgroups = Cgroups::open(cgroup_config(&config, &properties)).map_err(Error::Cgroups)?;
         metrics.show(cgroups.operations().collector());
         let volumes = VolumeConfig {
             pods_dir: config.state_dir.join("pods"),

@@ -81,6 +81,8 @@ struct Handler {
     handlers: ApiHandlers,
 }
 
+/// Text of a response to an unknown path.
+const NOT_FOUND: &str = "404 page not found\n";
 /// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
 /// Further requests wait.
 const MEASUREMENTS: usize = 4;
@@ -226,12 +228,12 @@ async fn respond_to(
     if let Some(permit) = request.extensions().get::<Arc<ConnectionPermit>>() {
         permit.set_authenticated();
     }
-    let Some(route) = route else { return text(StatusCode::NOT_FOUND, "404 page not found\n") };
+    let Some(route) = route else { return text(StatusCode::NOT_FOUND, NOT_FOUND) };
     if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
-    if let Some(why) = disabled(*handlers, &route) {
-        return text(StatusCode::METHOD_NOT_ALLOWED, why);
+    if let Some((status, why)) = disabled(*handlers, &route) {
+        return text(status, why);
     }
     let log_permit = match limits.log_permit(&route) {
         Ok(permit) => permit,
@@ -245,13 +247,16 @@ async fn respond_to(
     }
 }
 
-/// The response to a request whose handler is switched off, with upstream's text.
-fn disabled(handlers: ApiHandlers, route: &Route) -> Option<&'static str> {
+/// Status and text of the response to a request whose handler is switched off, as upstream.
+fn disabled(handlers: ApiHandlers, route: &Route) -> Option<(StatusCode, &'static str)> {
     if !handlers.debugging && route.is_for_debugging() {
-        return Some("Debug endpoints are disabled.\n");
+        return Some((StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n"));
+    }
+    if !handlers.debugging && route.is_absent_without_debugging() {
+        return Some((StatusCode::NOT_FOUND, NOT_FOUND));
     }
     let is_off = !handlers.system_log && matches!(route, Route::NodeLogs { .. });
-    is_off.then_some("logs endpoint is disabled.\n")
+    is_off.then_some((StatusCode::METHOD_NOT_ALLOWED, "logs endpoint is disabled.\n"))
 }
 
 /// Responds to an authorized request.

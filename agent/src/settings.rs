@@ -27,6 +27,7 @@ mod ranges;
 #[cfg(test)]
 mod reference;
 mod remote_runtime;
+mod reports;
 mod resource_managers;
 mod runtime;
 mod serving;
@@ -119,6 +120,8 @@ pub(crate) struct AllFlags {
 /// All settings of one start, checked.
 pub(crate) struct Settings {
     config: Option<PathBuf>,
+    config_dir: Option<PathBuf>,
+    container_runtime_endpoint: Option<String>,
     dirs: Dirs,
     node: Node,
     #[cfg(feature = "controlplane")]
@@ -155,7 +158,7 @@ impl Settings {
         sources.check()?;
         let (log, settings) = settings.context("a setting is invalid")?;
         log.start(level);
-        tracing::debug!(file = ?settings.config, "settings resolved");
+        tracing::debug!(file = ?settings.config, directory = ?settings.config_dir, "settings resolved");
         #[cfg(feature = "controlplane")]
         if level == DefaultLevel::Server {
             settings.log_ignored_pools();
@@ -178,16 +181,19 @@ impl Settings {
         let state = sources.take(absolute(&paths.state_dir));
         let run = sources.take(absolute(&paths.run_dir));
         let dirs = Dirs { state: state?, run: run? };
+        let endpoint = node.as_ref().and_then(|node: &NodeSettings| node.container_runtime_endpoint.clone());
         let gates = features.as_ref().map(|features| features.feature_gates.clone()).unwrap_or_default();
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, &gates, sources));
         let ranges = plane.as_ref().and_then(|plane: &ControlPlaneSettings| plane.ranges(sources));
         let service_range = ranges.as_ref().map(|ranges| ranges.service);
         #[cfg(feature = "controlplane")]
         let plane = plane.zip(ranges).and_then(|(plane, ranges)| plane.decide(&dirs, ranges, sources));
-        let (config, mut node) = (paths.config, node?);
+        let mut node = node?;
         node.serve_dns_in(service_range?);
         let settings = Self {
-            config,
+            config: paths.config,
+            config_dir: paths.config_dir,
+            container_runtime_endpoint: endpoint,
             node,
             #[cfg(feature = "controlplane")]
             plane: plane?,
@@ -238,6 +244,11 @@ impl Settings {
     fn flags_of(&self, table: &str) -> BTreeMap<String, String> {
         let tables = ["", table].into_iter().filter_map(|table| self.resolved.get(table));
         tables.flatten().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
+    }
+
+    /// The socket of the container runtime that runs the pods. `None`: the built-in one.
+    pub(crate) fn container_runtime_endpoint(&self) -> Option<&str> {
+        self.container_runtime_endpoint.as_deref()
     }
 
     /// Fails if a setting has a value, but no effect on a runtime in another process.

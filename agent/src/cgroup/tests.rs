@@ -23,6 +23,7 @@ impl Scratch {
             cpu_millis: 2000,
             memory: 512 << 20,
             pod_pids_limit: Some(100),
+            reserved_pids: 20_000,
         };
         Scratch { cgroups: Cgroups::open(config).expect("root and a mounted cgroup hierarchy"), root }
     }
@@ -75,6 +76,14 @@ async fn cpusets_of_pods_and_containers_inherit_the_values_of_the_class() {
     assert_eq!(values.0, values.1);
 }
 
+#[test]
+fn pods_leave_a_tenth_of_the_processes_free_or_the_reserved_ones() {
+    assert_eq!(pids_for_pods(32_768, 0), 29_492);
+    assert_eq!(pids_for_pods(32_768, 3_000), 29_492);
+    assert_eq!(pids_for_pods(32_768, 10_000), 22_768);
+    assert_eq!(pids_for_pods(32_768, i64::MAX), 1);
+}
+
 #[tokio::test]
 async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     let scratch = Scratch::new("limits");
@@ -88,9 +97,8 @@ async fn a_pod_is_limited_weighed_and_removed_with_all_below_it() {
     assert_eq!(scratch.read(&parent, "memory/memory.limit_in_bytes", "memory.max"), (32 << 20).to_string());
     assert_eq!(scratch.read(&parent, "cpu/cpu.cfs_quota_us", "cpu.max").split(' ').next(), Some("20000"));
     assert_eq!(scratch.read(&parent, "pids/pids.max", "pids.max"), "100");
-    let all = pids_of_all_pods().expect("the machine's limits").to_string();
+    let all = pids_of_all_pods(20_000).expect("the machine's limits").to_string();
     assert_eq!(scratch.read(&format!("{}/kubepods", scratch.root), "pids/pids.max", "pids.max"), all);
-    assert_eq!(nine_tenths(32_768), 29_492);
     let of_all = format!("{}/kubepods", scratch.root);
     let memory = scratch.read(&of_all, "memory/memory.limit_in_bytes", "memory.max");
     assert_eq!(memory, (512 << 20).to_string());

@@ -23,6 +23,8 @@ pub struct NodeConfig {
     pub taints: Vec<Taint>,
     /// The machine's id at its cloud provider, at creation.
     pub provider_id: Option<String>,
+    /// Whether a cloud controller manager completes the Node object.
+    pub has_external_cloud: bool,
     /// Whether to create the Node object if it does not exist.
     pub register: bool,
     /// Port of the kubelet API.
@@ -59,6 +61,7 @@ impl NodeConfig {
             labels: BTreeMap::new(),
             taints: Vec::new(),
             provider_id: None,
+            has_external_cloud: false,
             register: true,
             kubelet_port: 10250,
             max_pods: 110,

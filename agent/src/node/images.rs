@@ -10,8 +10,6 @@ use tokio::sync::watch;
 
 use crate::runtime::Runtime;
 
-/// Maximum images in the status: the kubelet's `nodeStatusMaxImages`.
-const MAX_IMAGES: usize = 50;
 /// Maximum names of an image in the status: the kubelet's `MaxNamesPerImageInNodeStatus`.
 const MAX_NAMES_OF_IMAGE: usize = 5;
 /// Period of lists with a runtime that sends no notifications.
@@ -20,18 +18,19 @@ const PERIOD: Duration = Duration::from_secs(60);
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 /// Keeps the list up to date until dropped. Lists the images again after each notification of the runtime, or
-/// periodically.
+/// periodically. `max` is the maximum number of images in the list.
 pub(crate) async fn keep(
     runtime: Arc<dyn Runtime>,
     mut changes: Option<watch::Receiver<()>>,
     list: watch::Sender<Option<Vec<ContainerImage>>>,
+    max: Option<usize>,
 ) {
     loop {
         // A change during the list is noticed in the next iteration.
         changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
         match runtime.list_images(cri::ListImagesRequest::default()).await {
             Ok(found) => {
-                let reported = reported(found.images);
+                let reported = reported(found.images, max);
                 list.send_if_modified(|known| {
                     let differs = known.as_ref() != Some(&reported);
                     if differs {
@@ -55,9 +54,9 @@ pub(crate) async fn keep(
 }
 
 /// The largest images, which are the most expensive to pull on another node.
-fn reported(mut images: Vec<cri::Image>) -> Vec<ContainerImage> {
+fn reported(mut images: Vec<cri::Image>, max: Option<usize>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
-    let reported = images.into_iter().take(MAX_IMAGES).map(|image| {
+    let reported = images.into_iter().take(max.unwrap_or(usize::MAX)).map(|image| {
         let names: Vec<String> =
             image.repo_digests.into_iter().chain(image.repo_tags).take(MAX_NAMES_OF_IMAGE).collect();
         ContainerImage {
@@ -84,10 +83,13 @@ mod tests {
 
     #[test]
     fn the_largest_images_are_reported_with_some_of_their_names() {
-        let all = reported((0..60).map(|number| image(number, 2, 4)).collect());
+        let images: Vec<_> = (0..60).map(|number| image(number, 2, 4)).collect();
+        assert_eq!(reported(images.clone(), None).len(), 60);
+        assert_eq!(reported(images.clone(), Some(0)).len(), 0);
+        let all = reported(images, Some(50));
         assert_eq!((all.len(), all[0].size_bytes, all[49].size_bytes), (50, Some(59), Some(10)));
         let names = ["r/59@sha256:0", "r/59@sha256:1", "r/59:0", "r/59:1", "r/59:2"];
         assert_eq!(all[0].names.as_deref().unwrap(), names);
-        assert_eq!(reported(vec![image(1, 0, 0)])[0].names, None);
+        assert_eq!(reported(vec![image(1, 0, 0)], None)[0].names, None);
     }
 }

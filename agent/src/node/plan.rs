@@ -15,6 +15,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde_json::{Value, json};
 
+use super::cloud;
 use super::config::NodeConfig;
 use super::devices::{self, DeviceCounts};
 use super::pressure::Pressure;
@@ -64,7 +65,8 @@ pub(super) fn node(
     properties: &MachineProperties,
     current_state: &CurrentState,
 ) -> Node {
-    let taints = Some(config.taints.clone()).filter(|taints| !taints.is_empty());
+    let taints = config.taints.iter().cloned().chain(config.has_external_cloud.then(cloud::taint));
+    let taints = Some(taints.collect::<Vec<_>>()).filter(|taints| !taints.is_empty());
     let provider_id = config.provider_id.clone();
     let has_spec = taints.is_some() || provider_id.is_some();
     Node {
@@ -74,6 +76,7 @@ pub(super) fn node(
             annotations: Some(
                 local_volumes(config, properties)
                     .into_iter()
+                    .chain([(cloud::NODE_IPS, cloud::node_ips(config))])
                     .filter_map(|(name, value)| Some((name.to_owned(), value?)))
                     .collect_map(),
             ),
@@ -140,7 +143,8 @@ pub(super) fn metadata_patch(
         None if !stale(config, observed.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
-    for (name, value) in local_volumes(config, properties) {
+    let own = local_volumes(config, properties).into_iter();
+    for (name, value) in own.chain([(cloud::NODE_IPS, cloud::node_ips(config))]) {
         if held.get(name) != value.as_ref() {
             missing.insert(name, value);
         }
@@ -213,9 +217,6 @@ fn status(
     current_state: &CurrentState,
     held: &NodeStatus,
 ) -> NodeStatus {
-    let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
-    let internal = current_state.ips.iter().map(|ip| address("InternalIP", ip.to_string()));
-    let addresses = internal.chain([address("Hostname", config.name.clone())]).collect();
     // An administrator or a program may have added resources. As in the kubelet, the whole capacity of an extended
     // resource is allocatable.
     let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
@@ -224,7 +225,7 @@ fn status(
     let mut allocatable = with_others(&properties.allocatable, others.chain(extended));
     devices::add(&current_state.devices, &mut capacity, &mut allocatable);
     NodeStatus {
-        addresses: Some(addresses),
+        addresses: Some(addresses(config, current_state, held)),
         capacity: Some(capacity),
         allocatable: Some(allocatable),
         conditions: Some(conditions(current_state, held)),
@@ -236,6 +237,18 @@ fn status(
         node_info: Some(properties.info.clone()),
         ..NodeStatus::default()
     }
+}
+
+/// The addresses of the node. A cloud controller manager replaces those of the first status, and the node keeps its
+/// addresses.
+fn addresses(config: &NodeConfig, current_state: &CurrentState, held: &NodeStatus) -> Vec<NodeAddress> {
+    if let Some(kept) = cloud::kept_addresses(config, held) {
+        return kept;
+    }
+    let address = |type_: &str, address: String| NodeAddress { type_: type_.to_owned(), address };
+    let ips = current_state.ips.iter().filter(|_| !cloud::sets_addresses(config));
+    let internal = ips.map(|ip| address("InternalIP", ip.to_string()));
+    internal.chain([address("Hostname", config.name.clone())]).collect()
 }
 
 /// The resources of `own`, and the resources of `others` that `own` does not have.
@@ -427,6 +440,42 @@ mod tests {
         let id = Some("vendor://zone/machine".to_owned());
         let spec = of(&NodeConfig { provider_id: id.clone(), ..config() }).expect("spec");
         assert_eq!((spec.provider_id, spec.taints), (id, None));
+    }
+
+    #[test]
+    fn a_cloud_controller_manager_sets_the_addresses_and_removes_the_taint() {
+        let external = NodeConfig { has_external_cloud: true, ..config() };
+        let state = current_state(Ok(()), 1);
+        let new = node(&external, &properties(), &state);
+        let spec = new.spec.clone().expect("spec");
+        let taint = &spec.taints.expect("taints")[0];
+        assert_eq!(taint.key, "node.cloudprovider.kubernetes.io/uninitialized");
+        assert_eq!((taint.value.as_deref(), taint.effect.as_str()), (Some("true"), "NoSchedule"));
+        let addresses = |node: &Node| node.status.clone().expect("status").addresses.expect("addresses");
+        assert_eq!(addresses(&new).len(), 1, "only the host name: {:?}", addresses(&new));
+        let given = NodeConfig { ips: vec!["192.0.2.1".parse().expect("address")], ..external.clone() };
+        assert_eq!(addresses(&node(&given, &properties(), &state)).len(), 2);
+        let mut completed = new;
+        let outside = NodeAddress { type_: "ExternalIP".to_owned(), address: "198.51.100.1".to_owned() };
+        completed.status.as_mut().expect("status").addresses = Some(vec![outside]);
+        assert_eq!(status_patch(&external, &properties(), &state, &completed), None);
+        let replaced = status_patch(&config(), &properties(), &state, &completed).expect("a patch");
+        assert!(replaced["status"]["addresses"].is_array(), "{replaced}");
+    }
+
+    #[test]
+    fn the_annotation_with_the_given_addresses_is_for_a_cloud_controller_manager_only() {
+        let ips = ["192.0.2.1", "2001:db8::1"].map(|ip| ip.parse().expect("address")).to_vec();
+        let given = NodeConfig { ips, has_external_cloud: true, ..config() };
+        let made = node(&given, &properties(), &current_state(Ok(()), 1));
+        assert_eq!(
+            made.metadata.annotations.clone().expect("some")[cloud::NODE_IPS],
+            "192.0.2.1,2001:db8::1"
+        );
+        assert_eq!(metadata_patch(&given, &properties(), None, &made), None);
+        let without = NodeConfig { has_external_cloud: false, ..given };
+        let patch = metadata_patch(&without, &properties(), None, &made).expect("a patch");
+        assert_eq!(patch, json!({"metadata": {"annotations": {(cloud::NODE_IPS): null}}}));
     }
 
     #[test]

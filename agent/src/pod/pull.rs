@@ -21,6 +21,7 @@ use super::state::{Failed, Waiting};
 use crate::event_recorder::{ContainerRef, Level};
 use crate::runtime::RuntimeError;
 use records::{Check, ImageRequest, UsedSecret};
+use secret::Credential;
 
 pub use provider::ProviderError;
 pub(crate) use provider::Providers;
@@ -213,10 +214,10 @@ impl Subject<'_> {
     /// Tries the credentials one after another. Returns the last result, and the secret that was used.
     async fn request_pull(
         &self,
-        reference: &Reference,
+        credentials: Vec<Credential>,
         sandbox: Option<&cri::PodSandboxConfig>,
     ) -> (Result<cri::PullImageResponse, RuntimeError>, Option<UsedSecret>) {
-        let mut credentials = secret::credentials(self.node, self.pod, reference).await.into_iter();
+        let mut credentials = credentials.into_iter();
         loop {
             let (auth, secret) = credentials.next().map(|next| (next.auth, next.secret)).unzip();
             let last = credentials.len() == 0;
@@ -236,16 +237,23 @@ impl Subject<'_> {
     ) -> Result<Present, Missing> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
         let asked = Timestamp::now();
-        let _slot = self.node.config.pod_policy.pull_slots.take().await;
-        let began = Timestamp::now();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
+        // As upstream, the wait for other pulls counts as time of the pull.
         let _running = self.node.metrics.pull_times.begin(uid);
+        // Before the limit: a credential plugin that does not answer must not delay pulls of other pods.
+        let credentials = secret::credentials(self.node, self.pod, reference).await;
+        let policy = &self.node.config.pod_policy;
+        let _slot = policy.pull_slots.take().await;
+        if !policy.pull_rate.allows() {
+            return Err(self.pull_failed(&RuntimeError::Unavailable("pull QPS exceeded".to_owned())));
+        }
+        let began = Timestamp::now();
         let _active = self.node.pulls.begin();
         let records = &self.node.pull_records;
         records.settle(&*self.node.runtime).await;
         let begun = records.begin(&self.node.runtime, &reference.to_string());
         let begun = begun.map_err(|error| self.not_recorded(&error))?;
-        let (pulled, secret) = self.request_pull(reference, sandbox).await;
+        let (pulled, secret) = self.request_pull(credentials, sandbox).await;
         let id = match pulled {
             Ok(response) => response.image_ref,
             Err(status) => {

@@ -52,7 +52,7 @@ pub(crate) struct ImageUser {
     pub(crate) name: String,
 }
 
-/// Why a container's user is rejected.
+/// Why a container's user or seccomp profile is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SecurityError {
     #[error("container's runAsUser breaks non-root policy (container: {0})")]
@@ -63,6 +63,8 @@ pub(crate) enum SecurityError {
         "container has runAsNonRoot and image has non-numeric user ({user}), cannot verify user is non-root (container: {container})"
     )]
     UserUnknown { user: String, container: String },
+    #[error("localhostProfile must be set if seccompProfile type is Localhost.")]
+    NoSeccompFile,
 }
 
 /// The namespaces that a pod shares with its node or among its containers.
@@ -128,7 +130,7 @@ pub(crate) fn container(
         let all = list.iter().map(|&path| path.to_owned()).chain(more.iter().cloned());
         if unmasked { Vec::new() } else { all.collect() }
     };
-    let profile = own.seccomp_profile.as_ref().or(pods.seccomp_profile.as_ref());
+    let profile = seccomp(own.seccomp_profile.as_ref().or(pods.seccomp_profile.as_ref()), rules)?;
     Ok(cri::LinuxContainerSecurityContext {
         capabilities: Some(capabilities(&own)),
         privileged,
@@ -143,7 +145,7 @@ pub(crate) fn container(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED, THROTTLE_COUNTS.as_slice()),
         readonly_paths: paths(&READ_ONLY, &[]),
-        seccomp: Some(if privileged { plain(ProfileType::Unconfined) } else { seccomp(profile, rules) }),
+        seccomp: Some(if privileged { plain(ProfileType::Unconfined) } else { profile }),
         apparmor: own.app_armor_profile.as_ref().or(pods.app_armor_profile.as_ref()).map(apparmor),
         ..cri::LinuxContainerSecurityContext::default()
     })
@@ -211,18 +213,25 @@ fn plain(kind: ProfileType) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }
 }
 
-fn seccomp(profile: Option<&SeccompProfile>, rules: &SeccompRules) -> cri::SecurityProfile {
+/// The profile of a container. The API server checks the profiles of its pods, but not those of static pods. Source:
+/// `fieldSeccompProfile` of upstream's `pkg/kubelet/kuberuntime`.
+fn seccomp(
+    profile: Option<&SeccompProfile>,
+    rules: &SeccompRules,
+) -> Result<cri::SecurityProfile, SecurityError> {
     let Some(profile) = profile else {
-        return plain(if rules.is_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined });
+        let kind = if rules.is_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined };
+        return Ok(plain(kind));
     };
-    match (profile.type_.as_str(), &profile.localhost_profile) {
+    Ok(match (profile.type_.as_str(), profile.localhost_profile.as_deref()) {
         ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),
+        ("Localhost", None | Some("")) => return Err(SecurityError::NoSeccompFile),
         ("Localhost", Some(file)) => cri::SecurityProfile {
             profile_type: ProfileType::Localhost.into(),
             localhost_ref: rules.dir.join(file).to_string_lossy().into_owned(),
         },
         _ => plain(ProfileType::Unconfined),
-    }
+    })
 }
 
 #[cfg(test)]
@@ -266,6 +275,14 @@ mod tests {
         assert_eq!(of(json!(null), json!({"privileged": true}), true), unconfined, "it is not confined");
         let file = json!({"type": "Localhost", "localhostProfile": "a.json"});
         assert_eq!(of(file, json!(null), true).localhost_ref, "/seccomp/a.json");
+    }
+
+    #[test]
+    fn a_local_profile_without_a_file_is_refused_and_not_unconfined() {
+        for profile in [json!({"type": "Localhost"}), json!({"type": "Localhost", "localhostProfile": ""})] {
+            let spec = json!({"containers": [{"name": "c", "securityContext": {"seccompProfile": profile}}]});
+            assert_eq!(context(spec, &ImageUser::default()), Err(SecurityError::NoSeccompFile));
+        }
     }
 
     #[test]

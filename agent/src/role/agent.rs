@@ -38,10 +38,6 @@ pub(crate) struct ControlPlaneConnection {
     /// Hash of the public key of the cluster's CA, sha256:…
     #[arg(long, value_name = "HASH", requires = "join")]
     ca_hash: Option<CaHash>,
-    /// Socket of another container runtime that runs the pods, by the CRI: containerd or CRI-O [default: the built-in
-    /// one]
-    #[arg(long, value_name = "unix:///PATH")]
-    container_runtime_endpoint: Option<String>,
 }
 
 /// The machine has no files of an earlier join, and no flags to join. A restart cannot help.
@@ -52,7 +48,7 @@ pub(crate) struct ControlPlaneConnection {
 pub(crate) struct NotJoined;
 
 /// Runs until SIGINT or SIGTERM.
-pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnection) -> anyhow::Result<()> {
+pub(crate) async fn run(settings: Settings, connection: ControlPlaneConnection) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     let mut node = settings.node();
@@ -60,7 +56,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
         check_rotation(&node.serving)?;
         node.disable_cluster_services();
     }
-    let endpoint = connection.container_runtime_endpoint.take();
+    let endpoint = settings.container_runtime_endpoint().map(str::to_owned);
     if endpoint.is_some() {
         settings.check_remote_runtime()?;
     }

@@ -136,6 +136,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         node_labels: node.labels.clone(),
         node_taints: node.taints.clone(),
         provider_id: node.provider_id.clone(),
+        reports: node.reports,
         lease_seconds: node.lease_seconds,
         heartbeats: watch::Sender::new(()),
         pulls: PullActivity::default(),
@@ -154,5 +155,34 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         credential_providers: node.credential_providers.clone(),
         flags: node.shown.flags.clone(),
         feature_metrics: Arc::clone(&node.shown.feature_metrics),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_agent::{CertificateFiles, Identity};
+
+    use super::*;
+    use crate::settings::Settings;
+
+    #[test]
+    fn the_agent_gets_the_settings_of_a_kubelet_configuration() {
+        let settings = Settings::of_kubelet_file(
+            "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn]\ncpuCFSQuota: false\n\
+             crashLoopBackOff: {maxContainerRestartPeriod: 30s}\ntlsMinVersion: VersionTLS13\n\
+             enableDebuggingHandlers: false\nproviderID: vendor://a\nmaxPods: 7\nnodeStatusMaxImages: 3\n\
+             eventRecordQPS: 5\nsystemReserved: {pid: \"9\"}\n",
+        );
+        let files = Identity::Files(CertificateFiles::default());
+        let credentials = Credentials { identity: files, client_ca: None };
+        let config = agent_config(&settings.node(), credentials, &NodeSignals::default());
+        let policy = &config.pod_policy;
+        assert!(policy.seccomp_default && !policy.cpu_quota && policy.allowed_sysctls.len() == 1);
+        assert_eq!(policy.max_restart_wait.as_secs(), 30);
+        assert!(config.tls.requires_tls13 && !config.handlers.debugging && config.handlers.system_log);
+        assert_eq!((config.provider_id.as_deref(), config.max_pods), (Some("vendor://a"), 7));
+        assert_eq!(config.reports.max_images, Some(3));
+        assert_eq!(config.reports.event_rate.map(|rate| rate.per_second.get()), Some(5));
+        assert_eq!(config.system_reserved["pid"], "9");
     }
 }

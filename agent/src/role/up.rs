@@ -17,6 +17,7 @@ const START_LIMIT: Duration = Duration::from_secs(20);
 pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
+    check_runtime(settings.container_runtime_endpoint())?;
     let node = settings.node();
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
@@ -43,6 +44,16 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     result
 }
 
+/// Refuses another container runtime.
+fn check_runtime(endpoint: Option<&str>) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        endpoint.is_none(),
+        "container-runtime-endpoint cannot be set with `coracle up`, which runs pods by the built-in container runtime: \
+         use `coracle controlplane` and `coracle agent`, or unset it"
+    );
+    Ok(())
+}
+
 /// The result of a start. When the machine shuts down, the start continues for a limited time, because the agent ends
 /// the pods, and starts only after the control plane. `None` if the time is over.
 async fn before_shutdown<T>(machine: &CancellationToken, start: impl Future<Output = T>) -> Option<T> {
@@ -60,6 +71,13 @@ async fn before_shutdown<T>(machine: &CancellationToken, start: impl Future<Outp
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_container_runtime_is_refused() {
+        assert!(check_runtime(None).is_ok());
+        let error = check_runtime(Some("unix:///run/containerd/containerd.sock")).unwrap_err().to_string();
+        assert!(error.contains("container-runtime-endpoint") && error.contains("coracle agent"), "{error}");
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_start_continues_for_a_limited_time_when_the_machine_shuts_down() {

@@ -1,10 +1,14 @@
 //! Configurations of the agent's parts, from the configuration of the agent.
 
-use coracle_proto::cri::VersionResponse;
+use std::collections::BTreeMap;
 
+use coracle_proto::cri::VersionResponse;
+use coracle_values::Quantity;
+
+use crate::cgroup::CgroupConfig;
 use crate::config::{AgentConfig, Identity};
 use crate::dra::DraConfig;
-use crate::node::NodeConfig;
+use crate::node::{MachineProperties, NodeConfig};
 use crate::server::{Certificate, ServerConfig};
 
 pub(super) fn server_config(config: &AgentConfig) -> ServerConfig {
@@ -28,6 +32,7 @@ pub(super) fn node_config(config: &AgentConfig, version: &VersionResponse) -> No
         labels: config.node_labels.clone(),
         taints: config.node_taints.clone(),
         provider_id: config.provider_id.clone(),
+        has_external_cloud: config.reports.has_external_cloud,
         register: config.register_node,
         kubelet_port: config.kubelet_listen.port(),
         max_pods: config.max_pods,
@@ -42,10 +47,45 @@ pub(super) fn node_config(config: &AgentConfig, version: &VersionResponse) -> No
     }
 }
 
+pub(super) fn cgroup_config(config: &AgentConfig, properties: &MachineProperties) -> CgroupConfig {
+    CgroupConfig {
+        root: config.cgroup_root.clone(),
+        driver: config.cgroup_driver,
+        cpu_millis: properties.cpu_millis(),
+        memory: properties.memory_of_pods,
+        pod_pids_limit: config.pod_pids_limit,
+        reserved_pids: reserved_pids([&config.system_reserved, &config.kube_reserved]),
+    }
+}
+
+/// The processes that are reserved for the system and for the node's own processes.
+fn reserved_pids(reserved: [&BTreeMap<String, String>; 2]) -> i64 {
+    let amounts = reserved.into_iter().filter_map(|amounts| amounts.get("pid"));
+    let amounts = amounts.filter_map(|amount| Quantity::parse(amount).ok());
+    amounts.map(Quantity::value).fold(0, i64::saturating_add)
+}
+
 pub(super) fn dra_config(config: &AgentConfig) -> DraConfig {
     DraConfig {
         node: config.node_name.clone(),
         registry: config.plugin_registry_dir.clone(),
         records: config.state_dir.join("agent/claims"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_processes_of_the_system_and_of_the_node_are_added() {
+        let of = |pids: Option<&str>| -> BTreeMap<String, String> {
+            pids.map(|pids| ("pid".to_owned(), pids.to_owned())).into_iter().collect()
+        };
+        let sum = |system, own| reserved_pids([&of(system), &of(own)]);
+        assert_eq!(sum(None, None), 0);
+        assert_eq!(sum(Some("1k"), None), 1000);
+        assert_eq!(sum(Some("1000"), Some("500")), 1500);
+        assert_eq!(sum(Some("9223372036854775807"), Some("1")), i64::MAX);
     }
 }

@@ -149,15 +149,19 @@ fn handlers_that_are_switched_off_do_not_respond() {
     let off = |debugging, system_log, path| {
         disabled(ApiHandlers { debugging, system_log }, &Route::of(path).expect("a path"))
     };
-    let for_debugging = ["/exec/ns/p/c", "/containerLogs/ns/p/c", "/logs/", "/runningpods", "/configz"];
-    for path in for_debugging {
-        assert_eq!(off(false, true, path), Some("Debug endpoints are disabled.\n"), "{path}");
+    let refused = |text| Some((StatusCode::METHOD_NOT_ALLOWED, text));
+    for path in ["/exec/ns/p/c", "/containerLogs/ns/p/c", "/logs/", "/runningpods"] {
+        assert_eq!(off(false, true, path), refused("Debug endpoints are disabled.\n"), "{path}");
         assert_eq!(off(true, true, path), None, "{path}");
+    }
+    for path in ["/configz", "/checkpoint/ns/p/c", "/statusz", "/flagz"] {
+        assert_eq!(off(false, true, path), Some((StatusCode::NOT_FOUND, NOT_FOUND)), "{path}");
+        assert_eq!(off(true, false, path), None, "{path}");
     }
     for path in ["/pods", "/metrics", "/stats/summary", "/healthz"] {
         assert_eq!(off(false, false, path), None, "{path}");
     }
-    assert_eq!(off(true, false, "/logs/syslog"), Some("logs endpoint is disabled.\n"));
+    assert_eq!(off(true, false, "/logs/syslog"), refused("logs endpoint is disabled.\n"));
     assert_eq!(off(true, false, "/containerLogs/ns/p/c"), None);
 }
 
@@ -167,9 +171,20 @@ impl Running {
     }
 
     async fn start_with(name: &str, pods: Vec<serde_json::Value>, connections: Limits) -> Running {
+        Running::start_configured(name, pods, |_config| {}, connections).await
+    }
+
+    async fn start_configured(
+        name: &str,
+        pods: Vec<serde_json::Value>,
+        configure: impl FnOnce(&mut ServerConfig),
+        connections: Limits,
+    ) -> Running {
         let dir = std::env::temp_dir().join(format!("coracle-server-{}-{name}", std::process::id()));
         let authority = Authority::new();
-        let server = Server::bind(&config(&dir, &authority)).await.expect("bind");
+        let mut config = config(&dir, &authority);
+        configure(&mut config);
+        let server = Server::bind(&config).await.expect("bind");
         assert_eq!(server.connections, Share::KubeletConnections.limits());
         let server = Server { connections, ..server };
         let address = server.address().expect("address");
@@ -225,11 +240,20 @@ impl Running {
 
     /// A TLS connection. None if the handshake failed.
     async fn connect(&self, identity: Option<Identity>) -> Option<TlsStream<TcpStream>> {
+        self.connect_by(identity, rustls::ALL_VERSIONS).await
+    }
+
+    /// Like [`Self::connect`], by one of these versions of TLS.
+    async fn connect_by(
+        &self,
+        identity: Option<Identity>,
+        versions: &[&'static rustls::SupportedProtocolVersion],
+    ) -> Option<TlsStream<TcpStream>> {
         let mut roots = rustls::RootCertStore::empty();
         roots.add(self.authority.der.clone()).expect("CA");
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let client = rustls::ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
+            .with_protocol_versions(versions)
             .expect("versions");
         let client = client.with_root_certificates(roots);
         let client = match identity {
@@ -421,6 +445,37 @@ async fn the_pages_of_the_kubelet_are_text_or_objects() {
     let stranger = |path: &'static str| server.status(path, Some(server.authority.issue("scraper", "x")));
     assert_eq!(stranger("/statusz").await.as_deref(), Some("403"));
     assert_eq!(stranger("/flagz").await.as_deref(), Some("403"));
+}
+
+#[tokio::test]
+async fn the_minimum_version_of_tls_and_its_cipher_suites_apply_to_handshakes() {
+    use rustls::version::{TLS12, TLS13};
+    let start = async |name: &str, tls: TlsOptions| {
+        let limits = Share::KubeletConnections.limits();
+        Running::start_configured(name, Vec::new(), |config| config.tls = tls, limits).await
+    };
+    let both = start("tls-all", TlsOptions::default()).await;
+    assert!(both.connect_by(None, &[&TLS12]).await.is_some());
+    let only_13 = start("tls-13", TlsOptions { requires_tls13: true, ..TlsOptions::default() }).await;
+    assert!(only_13.connect_by(None, &[&TLS12]).await.is_none());
+    assert!(only_13.connect_by(None, &[&TLS13]).await.is_some());
+    let suite = "TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256".to_owned();
+    let chosen = start("tls-suite", TlsOptions { cipher_suites: vec![suite], ..TlsOptions::default() }).await;
+    let connection = chosen.connect_by(None, &[&TLS12]).await.expect("a connection");
+    let used = connection.get_ref().1.negotiated_cipher_suite().map(|suite| suite.suite());
+    assert_eq!(used, Some(rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_CHACHA20_POLY1305_SHA256));
+}
+
+#[tokio::test]
+async fn a_server_without_debugging_handlers_serves_pods_and_no_logs() {
+    let off = ApiHandlers { debugging: false, system_log: true };
+    let (pods, limits) = (Vec::new(), Share::KubeletConnections.limits());
+    let server = Running::start_configured("handlers", pods, |config| config.handlers = off, limits).await;
+    let status =
+        |path: &'static str| server.status(path, Some(server.authority.issue("root", "system:masters")));
+    assert_eq!(status("/containerLogs/ns/p/c").await.as_deref(), Some("405"));
+    assert_eq!(status("/configz").await.as_deref(), Some("404"));
+    assert_eq!(status("/pods").await.as_deref(), Some("200"));
 }
 
 #[tokio::test]

@@ -101,6 +101,7 @@ impl Parser<'_> {
                 Support::Headers => self.headers(path, value),
                 Support::Verbosity => self.verbosity(path, value),
                 Support::Demand(demand) => self.demand(path, value, demand),
+                Support::AtLeast(least) => self.at_least(path, value, least),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
         }
@@ -149,9 +150,20 @@ impl Parser<'_> {
                 [] | [""] => "leave it unset".to_owned(),
                 allowed => format!("the only value is {}", allowed.join(" or ")),
             };
-            let advice = advice(path).map(|advice| format!("; {advice}")).unwrap_or_default();
-            self.problem(path, &format!("this field is not supported; {default}{advice}"));
+            self.unsupported(path, &default);
         }
+    }
+
+    fn at_least(&mut self, path: &str, value: &Value, least: &str) {
+        if !text(value).is_some_and(|text| reaches(&text, least)) {
+            self.unsupported(path, &format!("the least value is {least}"));
+        }
+    }
+
+    /// Refuses the value of a field without an effect. `accepted` says which values are accepted.
+    fn unsupported(&mut self, path: &str, accepted: &str) {
+        let advice = advice(path).map(|advice| format!("; {advice}")).unwrap_or_default();
+        self.problem(path, &format!("this field is not supported; {accepted}{advice}"));
     }
 
     /// Refuses a machine without a property if the value is true.
@@ -302,6 +314,14 @@ fn are_equal_values(text: &str, other: &str) -> bool {
     text == other || (duration.is_some() && duration == coracle_agent::duration(other))
 }
 
+/// Whether a number or a duration is at least as large as another one.
+fn reaches(text: &str, least: &str) -> bool {
+    match (text.parse::<i64>(), least.parse::<i64>()) {
+        (Ok(number), Ok(least)) => number >= least,
+        _ => coracle_agent::duration(text) >= coracle_agent::duration(least),
+    }
+}
+
 fn file_value(value: &Value) -> Option<FileValue> {
     Some(match value {
         Value::Sequence(values) => FileValue::List(values.iter().map(text).collect::<Option<_>>()?),
@@ -345,6 +365,10 @@ pub(super) fn reference() -> Reference {
             Support::Verbosity => "log-level",
             Support::Demand(demand) => {
                 reference.without_effect.push((field.path, demand.accepted().to_owned()));
+                continue;
+            }
+            Support::AtLeast(least) => {
+                reference.without_effect.push((field.path, format!("unset, `{least}` or more")));
                 continue;
             }
             Support::Only(allowed) => {

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, AllowedSysctl, CpuSet, CredentialProviderPaths, ImageGcPolicy, ImageVerification,
-    PodPolicy, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
+    AllowedImages, AllowedSysctl, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy,
+    ImageVerification, PodPolicy, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
 };
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
@@ -22,11 +22,11 @@ use super::feature_gates::FeatureGates;
 use super::sources::Sources;
 use super::table::settings;
 use super::value::{
-    ByteSize, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
+    ByteSize, CountOrAll, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
 };
 use super::{
     Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay, pod_policy,
-    resource_managers, serving, shutdown, static_pods,
+    reports, resource_managers, serving, shutdown, static_pods,
 };
 pub(crate) use checked::{Node, ShownSettings};
 
@@ -55,6 +55,8 @@ settings! {
     cgroup_root: String = default "/", "PATH";
     /// Program that makes cgroups: cgroupfs (the node itself) or systemd.
     cgroup_driver: cgroup::Driver = default "cgroupfs", "DRIVER";
+    /// Socket of another container runtime that runs the pods, by the CRI: containerd or CRI-O. Only for `coracle agent`.
+    container_runtime_endpoint: Option<String> = unset "the built-in one", "ENDPOINT";
     /// Name of the node.
     node_name: Option<String> = unset "the host's name", "NAME", also "hostname-override";
     /// Addresses of the node; the first one is the primary address.
@@ -65,8 +67,17 @@ settings! {
     node_labels: BTreeMap<String, String> = default "", "LABELS";
     /// Taints of the Node object when the node creates it: key=value:effect.
     register_with_taints: Vec<Taint> = default "", "TAINTS";
+    /// external: a cloud controller manager completes the Node object. The node creates it with the taint
+    /// node.cloudprovider.kubernetes.io/uninitialized, and keeps the addresses that are in its status.
+    cloud_provider: Option<reports::CloudProvider> = unset "", "PROVIDER";
     /// Id of the machine at its cloud provider, for the Node object when the node creates it.
     provider_id: Option<String> = unset "", "ID";
+    /// Maximum number of images in the status of the Node object, the largest first; -1: no limit.
+    node_status_max_images: CountOrAll = default "50", "COUNT";
+    /// Maximum number of requests for events per second on average; 0: no limit. Further events wait.
+    event_qps: u32 = default "0", "COUNT";
+    /// Maximum number of requests for events at once, if event-qps is set.
+    event_burst: NonZero<u32> = default "100", "COUNT";
     /// Address and port of the kubelet API.
     kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
     /// Port of the node's health check (/healthz) at 127.0.0.1, as the kubelet's healthzPort; 0: disabled.
@@ -146,7 +157,8 @@ settings! {
     cpu_cfs_quota: bool = default "true", "BOOL";
     /// Maximum wait before a container that crashes repeatedly starts again, from 1s to 5m.
     max_container_restart_period: GoDuration = default "5m", "DURATION";
-    /// Resources reserved for the system: cpu, memory and ephemeral-storage. Pods cannot request them.
+    /// Resources reserved for the system: cpu, memory and ephemeral-storage, which pods cannot request, and pid, the number
+    /// of processes that all pods together leave free.
     system_reserved: Resources = default "", "RESOURCES";
     /// Resources reserved for the node's own processes, in addition to system-reserved.
     kube_reserved: Resources = default "", "RESOURCES";
@@ -222,6 +234,11 @@ settings! {
     serialize_image_pulls: bool = default "false", "BOOL";
     /// Maximum number of images that are pulled at the same time. More than 1 only without serialize-image-pulls.
     max_parallel_image_pulls: Option<NonZero<u32>> = unset "no limit", "COUNT";
+    /// Maximum number of image pulls per second on average; 0: no limit. A pull above the limit fails, and is repeated after
+    /// a back-off.
+    registry_qps: u32 = default "0", "COUNT";
+    /// Maximum number of image pulls at once, if registry-qps is set.
+    registry_burst: NonZero<u32> = default "10", "COUNT";
     /// Images of the store that a pod may use without a verification of its pull secrets. NeverVerify: all.
     /// NeverVerifyPreloadedImages: those that the node did not pull. NeverVerifyAllowlistedImages: those of
     /// preloaded-images-verification-allowlist. AlwaysVerify: none.
@@ -291,6 +308,11 @@ const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST)
 type ImageSettings =
     (Option<ImageGcPolicy>, Option<ImageVerification>, Option<Option<CredentialProviderPaths>>);
 
+/// Static pods, periods of pods at a shutdown, thresholds of evictions, and the settings of all pods. `None` for invalid
+/// settings.
+type PodSettings =
+    (Option<StaticPodSources>, Option<ShutdownPeriods>, Option<EvictionThresholds>, Option<PodPolicy>);
+
 // === impl NodeSettings ===
 
 impl NodeSettings {
@@ -298,16 +320,16 @@ impl NodeSettings {
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
-        let eviction = sources.take(eviction::decide(&self));
         let (image_gc, image_verification, credential_providers) = self.images(sources);
         let serving = sources.take(Serving::decide(&self, &dirs.state));
-        let (static_pods, shutdown_periods, pod_policy) = self.pods(sources);
+        let (static_pods, shutdown_periods, eviction, pod_policy) = self.pods(sources);
         let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
         Some(Node {
             dirs: dirs.clone(),
             cni: self.cni(),
+            reports: reports::decide(&self),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: local_volume_dir?,
             plugin_registry_dir: plugin_registry_dir?,
@@ -367,14 +389,11 @@ impl NodeSettings {
         )
     }
 
-    /// Static pods, periods of pods at a shutdown, and the settings of all pods.
-    fn pods(
-        &self,
-        sources: &mut Sources,
-    ) -> (Option<StaticPodSources>, Option<ShutdownPeriods>, Option<PodPolicy>) {
+    fn pods(&self, sources: &mut Sources) -> PodSettings {
         (
             sources.take(static_pods::decide(self)),
             sources.take(shutdown::decide(self)),
+            sources.take(eviction::decide(self)),
             sources.take(pod_policy::decide(self)),
         )
     }

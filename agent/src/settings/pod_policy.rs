@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use coracle_agent::{PodPolicy, PullSlots};
+use coracle_agent::{PodPolicy, PullSlots, RateLimit, RequestRate};
 
 use super::NodeSettings;
 
@@ -30,6 +30,7 @@ pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<PodPolicy> {
         allowed_sysctls: node.allowed_unsafe_sysctls.clone(),
         cpu_quota: node.cpu_cfs_quota,
         pull_slots: PullSlots::new(pulls.unwrap_or_default()),
+        pull_rate: RateLimit::new(pull_rate(node)),
         max_restart_wait,
     })
 }
@@ -46,6 +47,11 @@ fn parallel_pulls(
         None if is_serial => Ok(Some(NonZero::<u32>::MIN)),
         limit => Ok(limit),
     }
+}
+
+/// Maximum rate of image pulls. `None`: no limit.
+fn pull_rate(node: &NodeSettings) -> Option<RequestRate> {
+    NonZero::new(node.registry_qps).map(|per_second| RequestRate { per_second, burst: node.registry_burst })
 }
 
 /// The number of pods that a node with so many CPUs runs at most.
@@ -76,6 +82,9 @@ mod tests {
         let policy = of("").unwrap();
         assert!(!policy.seccomp_default && policy.allowed_sysctls.is_empty() && policy.cpu_quota);
         assert_eq!(policy.max_restart_wait, Duration::from_secs(300));
+        assert_eq!(pull_rate(&node_settings("").unwrap()), None);
+        let rate = pull_rate(&node_settings("registry-qps = 2").unwrap()).unwrap();
+        assert_eq!((rate.per_second.get(), rate.burst.get()), (2, 10));
         assert_eq!(parallel_pulls(false, None), Ok(None));
         assert_eq!(parallel_pulls(true, None), Ok(NonZero::new(1)));
         assert_eq!(parallel_pulls(true, NonZero::new(1)), Ok(NonZero::new(1)));

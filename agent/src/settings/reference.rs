@@ -48,8 +48,8 @@ const KUBELET: &str = "\
 
 `--config` also accepts the kubelet's own file: a `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1` whose name ends
 with `.yaml`, `.yml` or `.json`. The fields of the first table are honoured. A field of the second table has no effect,
-and may only be unset or have its default. Any other value is an error that names the field, as is an unknown or repeated
-field. As in the kubelet, zero values such as `0s` and `\"\"` count as unset, except for fields that are pointers there.
+and may only be unset or have a value of this table. Any other value is an error that names the field, as is an unknown or
+repeated field. As in the kubelet, zero values such as `0s` and `\"\"` count as unset, except for fields that are pointers there.
 
 `--config-dir` names a directory with further parts of the configuration: files with the extension `.conf`, each with
 `apiVersion` and `kind`, also in subdirectories. They are merged into the file of `--config` in the order of their names, as in

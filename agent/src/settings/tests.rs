@@ -16,6 +16,18 @@ pub(super) fn node_settings(text: &str) -> Result<NodeSettings, String> {
     Ok(node.unwrap())
 }
 
+impl Settings {
+    /// The settings of a KubeletConfiguration, without flags and environment.
+    pub(crate) fn of_kubelet_file(fields: &str) -> Self {
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let text = kubelet::Text { place: "k.yaml".to_owned(), text: format!("{head}{fields}") };
+        let mut sources = Sources { file: kubelet::parse(&[text]).unwrap(), ..Sources::default() };
+        let settings = Self::resolve(AllFlags::default(), &mut sources);
+        sources.check().unwrap();
+        settings.unwrap().1
+    }
+}
+
 fn sources_of(toml: &str) -> Sources {
     Sources { file: File::parse_toml(toml, "f.toml", TABLES).unwrap(), ..Sources::default() }
 }

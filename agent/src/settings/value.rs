@@ -64,6 +64,10 @@ pub(crate) struct GoDuration(pub(crate) Duration);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct IdleTimeout(pub(crate) Option<Duration>);
 
+/// A number, or `None` for -1: no limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CountOrAll(pub(crate) Option<usize>);
+
 /// A number of bytes, or a quantity such as `10Mi`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteSize(pub(crate) u64);
@@ -172,8 +176,10 @@ impl Value for Resources {
         let amounts = <BTreeMap<String, String> as Value>::parse(texts)?;
         for (name, amount) in &amounts {
             // The node reports no other resource that can be reserved for the system or for Kubernetes.
-            if !["cpu", "memory", "ephemeral-storage"].contains(&name.as_str()) {
-                return Err(format!("{name:?} cannot be reserved; use cpu, memory or ephemeral-storage"));
+            if !["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str()) {
+                return Err(format!(
+                    "{name:?} cannot be reserved; use cpu, memory, ephemeral-storage or pid"
+                ));
             }
             if coracle_values::Quantity::parse(amount).map_or(true, |amount| amount.signum() < 0) {
                 return Err(format!("{name}={amount} is not a quantity such as 500m or 1Gi"));
@@ -345,6 +351,16 @@ impl Single for IdleTimeout {
             .or_else(|| coracle_agent::duration(text))
             .map(|limit| Self(Some(limit).filter(|limit| !limit.is_zero())))
             .ok_or_else(|| "expected a duration, such as 4h, or a number of seconds".to_owned())
+    }
+}
+
+impl Single for CountOrAll {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.parse::<i32>().map(usize::try_from) {
+            Ok(Ok(count)) => Ok(Self(Some(count))),
+            Ok(Err(_)) if text == "-1" => Ok(Self(None)),
+            _ => Err("expected a whole number from -1".to_owned()),
+        }
     }
 }
 

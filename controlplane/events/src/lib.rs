@@ -7,6 +7,7 @@
 mod cause;
 mod correlator;
 mod event;
+mod pace;
 mod printable;
 
 use std::borrow::Cow;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_backoff::Backoff;
+use coracle_token_bucket::Rate;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -25,6 +27,7 @@ use tokio::sync::{mpsc, watch};
 
 use correlator::{Admitted, Correlator, Digest};
 use event::Record;
+use pace::Pace;
 
 pub use cause::cause;
 pub use event::{Event, EventType};
@@ -62,6 +65,8 @@ pub struct Sender {
     correlator: Correlator,
     /// Whether the client has more urgent requests. `None` if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
+    /// The limit on the rate of events. `None`: no limit.
+    pace: Option<Pace>,
 }
 
 /// An Event object that was sent.
@@ -93,6 +98,7 @@ fn with_capacity(client: Client, host: &str, capacity: usize) -> (Recorder, Send
         sent: HashMap::new(),
         correlator: Correlator::default(),
         urgent: None,
+        pace: None,
     };
     (recorder, sender)
 }
@@ -144,6 +150,12 @@ impl Recorder {
 // === impl Sender ===
 
 impl Sender {
+    /// Limits the rate at which events are sent: further events wait in the queue. `None`: no limit.
+    #[must_use]
+    pub fn with_rate(self, rate: Option<Rate>) -> Self {
+        Self { pace: rate.map(Pace::new), ..self }
+    }
+
     /// Sends events until all recorders are dropped.
     pub async fn run(mut self) {
         while let Some(mut record) = self.queue.recv().await {
@@ -152,6 +164,9 @@ impl Sender {
                 wait_while_urgent(urgent, age).await;
             }
             if let Some(admitted) = self.correlator.admit(&mut record) {
+                if let Some(pace) = &mut self.pace {
+                    pace.wait().await;
+                }
                 self.deliver(admitted, &record).await;
             }
         }

@@ -117,13 +117,15 @@ fn the_nodes_settings_of_all_pods_apply_to_pods_of_the_api_and_to_static_pods() 
         fs::create_dir(&manifests).unwrap();
         let settings = format!("staticPodPath: {}\nserializeImagePulls: true\n", manifests.display());
         fs::write(&file, format!("{head}{settings}seccompDefault: false\n")).unwrap();
-        let part = "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn]\n";
+        let part = "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn]\ncpuCFSQuota: false\n\
+                    crashLoopBackOff: {maxContainerRestartPeriod: 9s}\n";
         fs::write(parts.join("10.conf"), format!("{head}{part}")).unwrap();
         let pod = |name: &str, sysctl: &str| {
             json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
                 "terminationGracePeriodSeconds": 0,
                 "securityContext": {"sysctls": [{"name": sysctl, "value": "99"}]},
-                "containers": [{"name": "c", "image": "busybox", "command": ["sleep", "100000"]}]}})
+                "containers": [{"name": "c", "image": "busybox", "command": ["sleep", "100000"],
+                    "resources": {"limits": {"cpu": "100m"}}}]}})
             .to_string()
         };
         fs::write(manifests.join("static.json"), pod("static", "net.core.somaxconn")).unwrap();
@@ -138,7 +140,20 @@ fn the_nodes_settings_of_all_pods_apply_to_pods_of_the_api_and_to_static_pods() 
             let read = |path: &str| cluster.kubectl(&["exec", name, "--", "cat", path]);
             assert!(read("/proc/1/status").contains("Seccomp:\t2"), "{name}");
             assert_eq!(read("/proc/sys/net/core/somaxconn"), "99\n", "{name}");
+            let command = "cat /sys/fs/cgroup/cpu.max 2>/dev/null || cat /sys/fs/cgroup/cpu/cpu.cfs_quota_us";
+            let quota = cluster.kubectl(&["exec", name, "--", "sh", "-c", command]);
+            assert!(quota.starts_with("max") || quota.starts_with("-1"), "{name}: {quota}");
         }
+        let crash = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "crash"}, "spec": {
+            "terminationGracePeriodSeconds": 0,
+            "containers": [{"name": "c", "image": "busybox", "command": ["false"]}]}});
+        cluster.apply(&crash.to_string());
+        // The first wait is 10 s without the setting.
+        eventually("the wait of a container that crashes", 120, || {
+            let pod = cluster.get(&["pod", "crash"]);
+            let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];
+            waiting["message"].as_str().is_some_and(|text| text.starts_with("back-off 9s restarting"))
+        });
         cluster.apply(&pod("refused", "net.ipv4.ip_forward"));
         eventually("the rejection of a sysctl that is not allowed", 60, || {
             cluster.get(&["pod", "refused"])["status"]["reason"] == "SysctlForbidden"

@@ -19,8 +19,8 @@ pub(super) struct Document {
 /// The merged fields of all files. Each file takes precedence over those before it, by the rules of JSON merge patches
 /// (RFC 7396): objects are merged, arrays and single values are replaced, and null removes a field.
 pub(super) fn merged(documents: &[Document]) -> Mapping {
-    let mut all = Mapping::new();
-    for document in documents {
+    let mut all = documents.first().map(|document| document.fields.clone()).unwrap_or_default();
+    for document in documents.iter().skip(1) {
         merge(&mut all, &document.fields);
     }
     all
@@ -28,12 +28,18 @@ pub(super) fn merged(documents: &[Document]) -> Mapping {
 
 fn merge(target: &mut Mapping, patch: &Mapping) {
     for (key, value) in patch {
-        if value.is_null() {
-            target.remove(key);
-        } else if let (Some(Value::Mapping(below)), Value::Mapping(patch)) = (target.get_mut(key), value) {
-            merge(below, patch);
-        } else {
-            target.insert(key.clone(), value.clone());
+        match value {
+            Value::Null => drop(target.remove(key)),
+            // An object without an earlier one is merged, too: its nulls are removed.
+            Value::Mapping(patch) => {
+                let mut below = match target.get_mut(key) {
+                    Some(Value::Mapping(below)) => std::mem::take(below),
+                    _ => Mapping::new(),
+                };
+                merge(&mut below, patch);
+                target.insert(key.clone(), Value::Mapping(below));
+            }
+            value => drop(target.insert(key.clone(), value.clone())),
         }
     }
 }
@@ -95,6 +101,18 @@ mod tests {
         assert_eq!(place(&documents, "maxPods"), "b");
         assert_eq!(place(&documents, "evictionHard"), "c");
         assert_eq!(place(&documents, "address and port"), "a");
+    }
+
+    #[test]
+    fn nulls_of_a_new_object_are_removed() {
+        let documents = [
+            document("a", "{maxPods: 5, port: 1}"),
+            document("b", "{evictionHard: {x: null, y: 1}, port: {z: null}}"),
+        ];
+        let expected: Mapping =
+            serde_yaml_ng::from_str("{maxPods: 5, port: {}, evictionHard: {y: 1}}").unwrap();
+        assert_eq!(merged(&documents), expected);
+        assert_eq!(merged(&[]), Mapping::new());
     }
 
     #[test]

@@ -169,7 +169,13 @@ fn files_of_distributions_are_accepted() {
 fn a_refused_value_comes_with_what_to_do() {
     for (field, part) in [
         ("readOnlyPort: 10255", "leave it unset; clients authenticate at the port of kubelet-listen"),
-        ("containerRuntimeEndpoint: unix:///x", "use the flag --container-runtime-endpoint"),
+        (
+            "imageServiceEndpoint: unix:///x",
+            "leave it unset; the socket of containerRuntimeEndpoint also serves images",
+        ),
+        ("kubeAPIQPS: 10", "the least value is 50; the API server limits the requests of nodes"),
+        ("nodeStatusUpdateFrequency: 4s", "the least value is 10s; changes are reported at once"),
+        ("nodeStatusReportFrequency: often", "the least value is 5m"),
         ("memorySwap: {swapBehavior: LimitedSwap}", "the only value is NoSwap; containers use no swap"),
     ] {
         let error = load(field).err().unwrap();
@@ -178,6 +184,27 @@ fn a_refused_value_comes_with_what_to_do() {
     for (path, _) in fields::ADVICE {
         assert!(FIELDS.iter().any(|field| field.path == *path), "{path}");
     }
+}
+
+#[test]
+fn rates_and_reports_have_the_kubelets_fields() {
+    let settings = load(
+        "registryPullQPS: 2\nregistryBurst: 4\neventRecordQPS: 10\neventBurst: 20\nnodeStatusMaxImages: -1\n\
+         kubeAPIQPS: 100\nkubeAPIBurst: 100\nnodeStatusUpdateFrequency: 20s\nnodeStatusReportFrequency: 300s\n\
+         systemReserved: {pid: \"1000\"}\nkubeReserved: {pid: 500}\n\
+         containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n",
+    );
+    let settings = settings.unwrap();
+    let endpoint = settings.container_runtime_endpoint();
+    assert_eq!(endpoint, Some("unix:///run/containerd/containerd.sock"));
+    let node = settings.node();
+    let rate = node.reports.event_rate.map(|rate| (rate.per_second.get(), rate.burst.get()));
+    assert_eq!((rate, node.reports.max_images), (Some((10, 20)), None));
+    assert_eq!((node.system_reserved["pid"].as_str(), node.kube_reserved["pid"].as_str()), ("1000", "500"));
+    let defaults = load("containerRuntimeEndpoint: \"\"\nregistryBurst: 0\neventBurst: 0").unwrap();
+    assert_eq!(defaults.container_runtime_endpoint(), None);
+    let error = load("nodeStatusMaxImages: -2").err().unwrap();
+    assert!(error.contains("k.yaml nodeStatusMaxImages \"-2\": expected a whole number from -1"), "{error}");
 }
 
 #[test]
@@ -259,8 +286,9 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
         limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap")
     );
     assert!(load("kubeAPIQPS: 0").err().unwrap().contains("k.yaml kubeAPIQPS: this field is not supported"));
-    // Without a limit, as here.
-    assert!(load("eventRecordQPS: 0\nregistryPullQPS: 0").is_ok());
+    // Without a limit.
+    let unlimited = load("eventRecordQPS: 0\nregistryPullQPS: 0").unwrap().node();
+    assert_eq!(unlimited.reports.event_rate, None);
     let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
     assert!(none.contains("image-gc-high-threshold 0"), "{none}");
 }
@@ -270,7 +298,7 @@ fn fields_without_effect_and_unknown_fields_are_named() {
     let error = load(
         "podCIDR: x\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
          token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
-         registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n\
+         registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pods: \"5\"}\n\
          defaultPodSysctls: {}\n",
     );
     let error = error.err().unwrap();
@@ -286,7 +314,7 @@ fn fields_without_effect_and_unknown_fields_are_named() {
         "k.yaml enforceNodeAllocatable: this field is not supported; the only value is pods",
         "k.yaml evictionHard: expected a table",
         "k.yaml registerWithTaints: expected an array of taints",
-        "k.yaml systemReserved \"pid=5\": \"pid\" cannot be reserved",
+        "k.yaml systemReserved \"pods=5\": \"pods\" cannot be reserved",
     ] {
         assert!(error.contains(part), "{part} is not in: {error}");
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_agent::{
-    CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification, PodPolicy,
+    CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification, NodeReports, PodPolicy,
     ResourceManagerConfig, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
@@ -37,6 +37,7 @@ pub(crate) struct Node {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) taints: Vec<Taint>,
     pub(crate) provider_id: Option<String>,
+    pub(crate) reports: NodeReports,
     pub(crate) kubelet_listen: SocketAddr,
     /// Address and port of the node's health check. None if it is disabled.
     pub(crate) healthz: Option<SocketAddr>,
