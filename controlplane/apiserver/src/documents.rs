@@ -1,6 +1,9 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use std::{collections::BTreeSet, io::Write as _};
+use std::{
+    collections::BTreeSet,
+    io::{self, Write as _},
+};
 
 use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -137,19 +140,8 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
 /// The OpenAPI v3 document of this server, or one that is converted for an aggregated server.
 fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
     let is_known = |hash: &str| matches(headers, &quoted(hash));
-    let documents = &state.merged.versions;
-    let own = documents.find(&state.registry.load(), path, is_known);
-    let converted = || {
-        let remote = state.remotes.find(&info.path)?;
-        let hash = remote_openapi::converted_hash(&remote);
-        if let Some(hash) = hash.filter(|hash| is_known(hash)) {
-            return Some(VersionDocument { hash, body: None });
-        }
-        let document = remote_openapi::converted_v3(&remote)?;
-        let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
-        Some(VersionDocument { hash: document.hash, body: Some(body) })
-    };
-    let document = own.or_else(converted)?;
+    let own = state.merged.versions.find(&state.registry.load(), path, is_known);
+    let document = own.or_else(|| converted_v3(state, info, is_known))?;
     let mut reply = packed(state, info, headers, "application/json", document.body.as_ref());
     set(&mut reply, header::ETAG, &quoted(&document.hash));
     // A document that is requested with its hash in the URL never changes.
@@ -157,6 +149,30 @@ fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str
         set(&mut reply, header::CACHE_CONTROL, "public, immutable");
     }
     Some(reply)
+}
+
+/// The document that is converted for an aggregated server without version 3.
+fn converted_v3(
+    state: &State,
+    info: &RequestInfo,
+    is_known: impl Fn(&str) -> bool,
+) -> Option<VersionDocument> {
+    let documents = &state.merged.versions;
+    let remote = state.remotes.find(&info.path)?;
+    let Some(hash) = remote_openapi::converted_hash(&remote) else {
+        // The server has a new document, and the new hash is not known yet.
+        let document = remote_openapi::converted_v3(&remote)?;
+        let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
+        return Some(VersionDocument { hash: document.hash, body: Some(body) });
+    };
+    if is_known(&hash) {
+        return Some(VersionDocument { hash, body: None });
+    }
+    let body = documents.with_hash(&hash, |out| {
+        let document = remote_openapi::converted_v3(&remote).filter(|document| document.hash == hash);
+        out.write_all(document.ok_or(io::ErrorKind::NotFound)?.text.as_bytes())
+    })?;
+    Some(VersionDocument { hash, body: Some(body) })
 }
 
 /// The response with a document: compressed, if the client accepts gzip. Without a body: the client has the document.
