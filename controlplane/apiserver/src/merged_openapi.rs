@@ -3,6 +3,7 @@
 //! The ETag of the document is computed from everything that the document depends on, without a build. The document is
 //! built when a client asks for it, and is kept for a short time only, compressed: it is large, and clients cache it.
 
+mod base;
 mod packed;
 mod versions;
 
@@ -14,6 +15,7 @@ use std::{
 
 use coracle_kinds::{Resources, openapi};
 
+use self::base::Base;
 pub(crate) use self::packed::Packed;
 pub(crate) use self::versions::{VersionDocument, VersionDocuments};
 use crate::{
@@ -36,6 +38,7 @@ pub(crate) enum Form {
 pub(crate) struct Merged {
     json: CachedDocument,
     protobuf: CachedDocument,
+    base: Base,
     /// The OpenAPI v3 documents.
     pub(crate) versions: Arc<VersionDocuments>,
 }
@@ -84,8 +87,11 @@ impl Merged {
         if let Some(body) = cached.get(&tag) {
             return Some(Document { tag, body: Some(body) });
         }
+        // The resources or the parts have changed since a client asked for the document. They may change again.
+        let is_changing = cached.built().is_some();
         let write = |out: &mut dyn Write| {
-            let mut document = openapi::v2::json(resources);
+            let mut document = self.base.document(resources, is_changing);
+            document.add_custom(resources);
             remote::add_v2(&parts, &mut document);
             match form {
                 Form::Json => serde_json::to_writer(out, &document).map_err(io::Error::from),
@@ -99,6 +105,7 @@ impl Merged {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(merged) = merged.upgrade() {
                     *merged.cached(form).built() = None;
+                    merged.base.release();
                 }
             });
         }

@@ -71,6 +71,16 @@ impl Packed {
         Unpacked { decoder, left: self.size, rest: Vec::new() }.boxed_unsync()
     }
 
+    /// The whole document.
+    ///
+    /// # Errors
+    /// No error is expected: the bytes were compressed by this process.
+    pub(super) fn unpacked(&self) -> io::Result<Vec<u8>> {
+        let mut text = Vec::with_capacity(self.size);
+        GzDecoder::new(&*self.gzip).read_to_end(&mut text)?;
+        Ok(text)
+    }
+
     /// Bytes in memory.
     pub(super) fn len(&self) -> usize {
         self.gzip.len()
@@ -161,6 +171,7 @@ mod tests {
             assert!(parts.iter().all(|part| std::str::from_utf8(part).is_ok()));
             assert!(parts.iter().all(|part| part.len() < PART_BYTES + 4), "the memory of a body is bounded");
             assert!(parts.concat() == text.as_bytes(), "{} bytes", text.len());
+            assert!(packed.unpacked().unwrap() == text.as_bytes(), "{} bytes", text.len());
         }
         let binary = [0xff, 0, 0xe2].repeat(PART_BYTES);
         assert!(parts(&packed(&binary)).await.concat() == binary);

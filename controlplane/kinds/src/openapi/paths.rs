@@ -339,7 +339,7 @@ mod tests {
 
     #[test]
     fn both_versions_have_the_same_paths_and_operations() {
-        let old = v2::json(built_in());
+        let old = v2::of_built_in(built_in());
         let old = |path: &str| -> Value { serde_json::from_str(old.paths[path].get()).unwrap() };
         for path in ["api/v1", "apis/storage.k8s.io/v1", "apis/authorization.k8s.io/v1"] {
             for (path, new) in paths_of(path) {

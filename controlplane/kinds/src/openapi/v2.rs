@@ -3,34 +3,39 @@
 //! kubectl uses it to validate what the API server cannot, such as `kind: List`. Message and field numbers:
 //! `openapiv2/OpenAPIv2.proto` of gnostic.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::hash::Hash as _;
+use std::sync::Arc;
 
 use coracle_values::CollectMap;
 use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
 use super::fingerprint::Fingerprint;
-use super::paths::{Form, V2, V3};
+use super::paths::{Form, Operations, V2, V3};
 use super::{Definitions, Subject, list, operation};
 use crate::kind::built_in;
-use crate::resource::Resources;
+use crate::resource::{Resource, Resources};
+use crate::schema::model::operations_text;
 
 /// Members of a section by name, as JSON text. Trees take several times as much memory.
 pub type Section = BTreeMap<String, Box<RawValue>>;
 
 /// The document.
-#[derive(Debug, Default, serde::Serialize)]
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Document {
+    swagger: String,
+    info: Value,
     /// The path items.
     pub paths: Section,
     /// The schemas.
     pub definitions: Section,
     /// The parameters that operations share.
     pub parameters: Section,
-    /// The other sections, such as `info`.
-    #[serde(flatten)]
-    rest: Map<String, Value>,
+    #[serde(rename = "securityDefinitions")]
+    security_definitions: Value,
+    security: Value,
 }
 
 /// The hash of the document of these resources. It changes if and only if the document changes.
@@ -42,58 +47,71 @@ pub fn hash(set: &Resources) -> String {
     hash.text()
 }
 
-/// The document of these resources.
-pub fn json(set: &Resources) -> Document {
+/// The document of the built-in kinds. [`Document::add_custom`] adds the others.
+pub fn of_built_in(set: &Resources) -> Document {
     let texts = super::Texts::load();
     let all = Definitions::read(&texts);
-    let rest = json!({
-        "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": all.version},
-        "securityDefinitions": {"BearerToken": super::security_scheme()},
-        "security": [{"BearerToken": []}],
-    });
-    Document {
-        paths: paths(set, &all),
+    let mut items = super::common_paths(set);
+    let versions = set.group_versions().iter().filter(|version| super::is_built_in(version));
+    items.extend(versions.map(|version| operation::of_group_version(version)));
+    let mut document = Document {
+        swagger: "2.0".to_owned(),
+        info: json!({"title": "Kubernetes", "version": all.version}),
+        paths: all.operations.texts(items, Form::V2).into_iter().collect_map(),
         definitions: definitions(set, &all),
         parameters: all.operations.shared(),
-        rest: rest.as_object().cloned().unwrap_or_default(),
-    }
+        security_definitions: json!({"BearerToken": super::security_scheme()}),
+        security: json!([{"BearerToken": []}]),
+    };
+    document.add(&all.operations, set.iter().filter(|kind| kind.is_built_in()));
+    document
 }
 
-/// The definitions of the served kinds, and all definitions that are not those of kinds.
+/// The definitions of the served built-in kinds, and all definitions that are not those of kinds.
 fn definitions(set: &Resources, all: &Definitions<'_>) -> Section {
-    let served: HashSet<&str> = set.iter().map(|resource| &*resource.schema).collect();
+    let served = set.iter().filter(|kind| kind.is_built_in());
+    let served: HashSet<&str> = served.map(|kind| &*kind.schema).collect();
     let known: HashSet<&str> = built_in().iter().map(|resource| &*resource.schema).collect();
     let is_served = |name: &str| {
         let kind = name.strip_suffix("List").filter(|kind| known.contains(*kind)).unwrap_or(name);
         served.contains(kind) || !known.contains(kind)
     };
-    let text = |schema: &Value| to_raw_value(&schema_of(schema)).ok();
-    let built_in = all.texts.iter().filter(|(name, _)| is_served(name));
-    let built_in = built_in.filter_map(|(name, schema)| {
+    let served = all.texts.iter().filter(|(name, _)| is_served(name));
+    let converted = served.filter_map(|(name, schema)| {
         let schema: Value = serde_json::from_str(schema.get()).ok()?;
-        Some(((*name).to_owned(), text(&schema)?))
+        Some(((*name).to_owned(), to_raw_value(&schema_of(&schema)).ok()?))
     });
-    let custom = set.iter().filter_map(|resource| {
-        let schema = resource.definition_v2.as_deref().or(resource.definition.as_deref())?;
-        Some((resource.schema.clone().into_owned(), text(schema)?))
-    });
-    let typed = all.typed();
-    let lists = set.iter().filter_map(|resource| list::custom(resource, &typed));
-    let lists = lists.filter_map(|(name, schema)| Some((name, text(&schema)?)));
-    built_in.chain(lists).chain(custom).collect_map()
+    converted.collect_map()
 }
 
-/// The paths of the resources, of their group versions and groups, and of the server.
-fn paths(set: &Resources, all: &Definitions<'_>) -> Section {
-    let mut items = super::common_paths(set);
-    let built_in = set.group_versions().iter().filter(|version| super::is_built_in(version));
-    items.extend(built_in.map(|version| operation::of_group_version(version)));
-    let mut found: Section = all.operations.texts(items, Form::V2).into_iter().collect_map();
-    for kind in set.iter() {
-        found.extend(all.operations.texts(operation::of_kind(kind), Form::V2));
+// === impl Document ===
+
+impl Document {
+    /// Adds the paths and the definitions of custom resources.
+    pub fn add_custom(&mut self, set: &Resources) {
+        let text = operations_text();
+        self.add(&Operations::read(&text), set.iter().filter(|kind| !kind.is_built_in()));
     }
-    found
+
+    /// Adds the paths of kinds, and the definitions that the kinds have themselves. Other definitions of the same name
+    /// stay.
+    fn add<'a>(&mut self, operations: &Operations<'_>, kinds: impl Iterator<Item = &'a Arc<Resource>>) {
+        let typed = self.definitions.get(super::DELETE_OPTIONS);
+        let typed: Option<Value> = typed.and_then(|text| serde_json::from_str(text.get()).ok());
+        let typed = typed.unwrap_or_default();
+        for kind in kinds {
+            self.paths.extend(operations.texts(operation::of_kind(kind), Form::V2));
+            let own = kind.definition_v2.as_deref().or(kind.definition.as_deref());
+            let own = own.map(|schema| (kind.schema.clone().into_owned(), schema_of(schema)));
+            let list = list::custom(kind, &typed).map(|(name, schema)| (name, schema_of(&schema)));
+            for (name, schema) in own.into_iter().chain(list) {
+                if let (Entry::Vacant(free), Ok(text)) = (self.definitions.entry(name), to_raw_value(&schema))
+                {
+                    free.insert(text);
+                }
+            }
+        }
+    }
 }
 
 /// The members of a section as trees, one after the other.
@@ -104,12 +122,11 @@ fn trees(section: &Section) -> impl Iterator<Item = (&String, Value)> {
 /// A document as protobuf. It has only those paths that have a PATCH, and of these only the PATCH: kubectl reads no
 /// other operations.
 pub fn protobuf(document: &Document) -> Vec<u8> {
-    let text = |name: &str| document.rest.get(name).unwrap_or(&Value::Null);
     let mut message = Message::default();
-    message.text(1, text("swagger"));
+    message.bytes(1, document.swagger.as_bytes());
     let mut info = Message::default();
-    info.text(1, &text("info")["title"]);
-    info.text(2, &text("info")["version"]);
+    info.text(1, &document.info["title"]);
+    info.text(2, &document.info["version"]);
     message.message(2, info);
     let shared: Map<String, Value> =
         trees(&document.parameters).map(|(name, value)| (name.clone(), value)).collect_map();
@@ -305,8 +322,6 @@ fn path_item(item: &Value, shared: &Value) -> Message {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::openapi::tests::custom;
     use crate::protobuf::wire::{Reader, WireValue};
@@ -324,7 +339,7 @@ mod tests {
     }
 
     fn definition(name: &str) -> Value {
-        serde_json::from_str(json(built_in()).definitions[name].get()).unwrap()
+        serde_json::from_str(of_built_in(built_in()).definitions[name].get()).unwrap()
     }
 
     #[test]
@@ -339,8 +354,30 @@ mod tests {
     }
 
     #[test]
+    fn custom_resources_are_added_and_replace_no_definition() {
+        let pod = |kind: &mut Resource| kind.schema = "io.k8s.api.core.v1.Pod".into();
+        let mug = custom("Mug", "A mug.", pod);
+        let set = built_in().with(&[Arc::new(custom("Cup", "A cup.", |_| {}))]).unwrap();
+        let set = set.with(&[Arc::new(mug)]).unwrap();
+        let mut document = of_built_in(&set);
+        let before = document.definitions["io.k8s.api.core.v1.Pod"].get().to_owned();
+        assert!(!document.definitions.contains_key("example.a.v1.Cup"));
+        document.add_custom(&set);
+        assert_eq!(document.definitions["io.k8s.api.core.v1.Pod"].get(), before);
+        let list: Value = serde_json::from_str(document.definitions["example.a.v1.CupList"].get()).unwrap();
+        let items = &list["properties"]["items"]["items"]["$ref"];
+        assert_eq!(*items, "#/definitions/example.a.v1.Cup");
+        assert!(document.definitions["example.a.v1.Cup"].get().contains("A cup."));
+        for path in ["cups", "namespaces/{namespace}/mugs/{name}"] {
+            assert!(document.paths.contains_key(&format!("/apis/a.example/v1/{path}")), "{path}");
+        }
+        // Built-in kinds with definitions of their own.
+        assert!(document.definitions.keys().any(|name| name.ends_with("PodMetricsList")));
+    }
+
+    #[test]
     fn every_reference_leads_to_a_definition() {
-        let document = json(built_in());
+        let document = of_built_in(built_in());
         let text = serde_json::to_string(&document).unwrap();
         assert!(!text.contains("#/components/") && !text.contains("\"allOf\":["));
         for section in ["definitions", "parameters"] {
@@ -389,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_kind_is_found_in_the_message_by_its_extension() {
-        let bytes = protobuf(&json(built_in()));
+        let bytes = protobuf(&of_built_in(built_in()));
         assert_eq!(under(&bytes, 1), [b"2.0"]);
         let definitions = under(&bytes, 9)[0];
         let pod =
