@@ -250,9 +250,9 @@ def tables(test):
 
 
 def openapi(server):
-    """The document of version 2, and those documents of version 3 that have kinds."""
+    """The document of version 2, and all documents of version 3."""
     _, root = server.send("GET", "/openapi/v3")
-    urls = {path: one["serverRelativeURL"] for path, one in root["paths"].items() if "/v" in path}
+    urls = {path: one["serverRelativeURL"] for path, one in root["paths"].items()}
     return server.send("GET", "/openapi/v2")[1], {path: server.send("GET", url)[1] for path, url in urls.items()}
 
 
@@ -274,8 +274,10 @@ def paths(test):
     (old_theirs, theirs), (old_ours, ours) = openapi(test.theirs), openapi(test.ours)
     for section in ("paths", "parameters", "securityDefinitions"):
         compare_entries(test, "paths", "v2 ", old_theirs[section], old_ours[section])
+    compare_entries(test, "paths", "documents ", *({path: True for path in all_} for all_ in (theirs, ours)))
     for path in sorted(set(theirs) & set(ours)):
         compare_entries(test, "paths", "", theirs[path]["paths"], ours[path]["paths"])
+        test.compare("paths", f"info of {path}", theirs[path]["info"], ours[path]["info"])
 
 
 def kinds(server):

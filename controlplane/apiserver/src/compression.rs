@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Minimum bytes of a response that is compressed.
-const MIN_COMPRESSED_BYTES: usize = 128 << 10;
+pub(crate) const MIN_COMPRESSED_BYTES: usize = 128 << 10;
 
 /// A body whose start was read to determine its size.
 struct Started {

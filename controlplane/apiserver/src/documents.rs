@@ -1,6 +1,9 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    io::{self, Write as _},
+};
 
 use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -8,10 +11,11 @@ use serde_json::{Value, json};
 
 use crate::{
     aggregation::{discovery as remote, openapi as remote_openapi},
-    error::Result,
+    compression,
+    error::{ApiError, Result},
     health,
     media::{self, Form},
-    merged_openapi::{self, VersionDocument, tag},
+    merged_openapi::{self, Packed, VersionDocument, tag},
     metrics, offload,
     reply::{self, Reply},
     request::RequestInfo,
@@ -61,22 +65,14 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         ["apis", group, version] => discovery::resource_list(resources, group, version),
         ["openapi", "v2"] => return openapi_v2(state, info, headers).map(Some),
         ["openapi", "v3"] => {
-            // The hash of a new or changed document is computed from all of its bytes.
+            // The hash of a new or changed custom resource is computed from its whole schema.
             let is_heavy = resources.group_versions().iter().any(|version| version.openapi_hash().is_none());
             let mut root = offload::run(is_heavy, || openapi::root(resources));
             remote_openapi::add_v3(&state.remotes, &mut root);
             Some(root)
         }
         ["openapi", "v3", rest @ ..] => {
-            let is_known = |hash: &str| matches(headers, &quoted(hash));
-            let own = state.merged.versions.find(resources, &rest.join("/"), is_known);
-            let converted = || {
-                let remote = state.remotes.find(&info.path)?;
-                let document = remote_openapi::converted_v3(&remote, is_known)?;
-                let body = Some(document.body.into()).filter(|_| !is_known(&document.hash));
-                Some(VersionDocument { hash: document.hash, body })
-            };
-            return Ok(own.or_else(converted).map(|document| openapi_document(info, document)));
+            return Ok(openapi_v3(state, info, headers, &rest.join("/")));
         }
         ["version"] => Some(version()),
         ["debug", "api_priority_and_fairness", page] if state.priority_and_fairness => {
@@ -133,27 +129,80 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
         let resources = state.registry.load();
         state.merged.find(&resources, &state.remotes, form, |tag| matches(headers, tag))
     };
-    let mut reply = document.body.map_or_else(not_modified, |body| reply::bytes(200, media, body));
+    let document = document.ok_or_else(|| ApiError::internal("cannot write the OpenAPI document"))?;
+    let mut reply = packed(state, info, headers, media, document.body.as_ref());
     set(&mut reply, header::ETAG, &document.tag);
-    set(&mut reply, header::VARY, "Accept-Encoding, Accept");
     Ok(reply)
+}
+
+/// The OpenAPI v3 document of this server, or one that is converted for an aggregated server.
+fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
+    let is_known = |hash: &str| matches(headers, &quoted(hash));
+    let own = state.merged.versions.find(&state.registry.load(), path, is_known);
+    let document = own.or_else(|| converted_v3(state, info, is_known))?;
+    let mut reply = packed(state, info, headers, "application/json", document.body.as_ref());
+    set(&mut reply, header::ETAG, &quoted(&document.hash));
+    // A document that is requested with its hash in the URL never changes.
+    if info.query.get("hash") == document.hash {
+        set(&mut reply, header::CACHE_CONTROL, "public, immutable");
+    }
+    Some(reply)
+}
+
+/// The document that is converted for an aggregated server without version 3.
+fn converted_v3(
+    state: &State,
+    info: &RequestInfo,
+    is_known: impl Fn(&str) -> bool,
+) -> Option<VersionDocument> {
+    let documents = &state.merged.versions;
+    let remote = state.remotes.find(&info.path)?;
+    let Some(hash) = remote_openapi::converted_hash(&remote) else {
+        // The server has a new document, and the new hash is not known yet.
+        let document = remote_openapi::converted_v3(&remote)?;
+        let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
+        return Some(VersionDocument { hash: document.hash, body: Some(body) });
+    };
+    if is_known(&hash) {
+        return Some(VersionDocument { hash, body: None });
+    }
+    let body = documents.with_hash(&hash, |out| {
+        let document = remote_openapi::converted_v3(&remote).filter(|document| document.hash == hash);
+        out.write_all(document.ok_or(io::ErrorKind::NotFound)?.text.as_bytes())
+    })?;
+    Some(VersionDocument { hash, body: Some(body) })
+}
+
+/// The response with a document: compressed, if the client accepts gzip. Without a body: the client has the document.
+fn packed(
+    state: &State,
+    info: &RequestInfo,
+    headers: &HeaderMap,
+    media: &'static str,
+    body: Option<&Packed>,
+) -> Reply {
+    // The text of the document is changed for YAML.
+    let is_compressed = state.features.response_compression
+        && compression::is_wanted(info, headers)
+        && !media::prefers_yaml(headers);
+    let mut reply = match body {
+        None => not_modified(),
+        Some(body) => match body.gzip().filter(|_| is_compressed) {
+            Some(gzip) => {
+                let mut reply = reply::bytes(200, media, gzip);
+                set(&mut reply, header::CONTENT_ENCODING, "gzip");
+                reply
+            }
+            None => reply::bytes(200, media, "").map(|_empty| body.text()),
+        },
+    };
+    set(&mut reply, header::VARY, "Accept-Encoding, Accept");
+    reply
 }
 
 /// The ETag for a document hash.
 fn quoted(hash: &str) -> String {
     format!("\"{hash}\"")
-}
-
-fn openapi_document(info: &RequestInfo, document: VersionDocument) -> Reply {
-    let mut reply =
-        document.body.map_or_else(not_modified, |body| reply::bytes(200, "application/json", body));
-    set(&mut reply, header::ETAG, &quoted(&document.hash));
-    set(&mut reply, header::VARY, "Accept-Encoding, Accept");
-    // A document that is requested with its hash in the URL never changes.
-    if info.query.get("hash") == document.hash {
-        set(&mut reply, header::CACHE_CONTROL, "public, immutable");
-    }
-    reply
 }
 
 fn not_modified() -> Reply {

@@ -1,25 +1,29 @@
 //! The OpenAPI v2 document of all served resources, including the parts of aggregated servers.
 //!
-//! A document is built at the first request after a change of the resources or of a part. Its ETag is kept until the
-//! next change. Its bytes are kept for a short time only: they are large, and clients cache them.
+//! The ETag of the document is computed from everything that the document depends on, without a build. The document is
+//! built when a client asks for it, and is kept for a short time only, compressed: it is large, and clients cache it.
 
+mod base;
+mod packed;
 mod versions;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    io::{self, Write},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use bytes::Bytes;
 use coracle_kinds::{Resources, openapi};
 
+use self::base::Base;
+pub(crate) use self::packed::Packed;
 pub(crate) use self::versions::{VersionDocument, VersionDocuments};
 use crate::{
     aggregation::{Remotes, openapi as remote},
     offload,
 };
 
-/// Time that the bytes of a document are kept.
+/// Time that a document is kept.
 const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
@@ -34,6 +38,7 @@ pub(crate) enum Form {
 pub(crate) struct Merged {
     json: CachedDocument,
     protobuf: CachedDocument,
+    base: Base,
     /// The OpenAPI v3 documents.
     pub(crate) versions: Arc<VersionDocuments>,
 }
@@ -41,31 +46,17 @@ pub(crate) struct Merged {
 /// A document in one form.
 #[derive(Default)]
 struct CachedDocument {
-    built: Mutex<Option<Built>>,
+    /// The ETag and the document. `None` after [`BODY_LIFETIME`].
+    built: Mutex<Option<(String, Packed)>>,
     /// Locked while the document is built, so that concurrent requests share the build.
     building: Mutex<()>,
-}
-
-struct Built {
-    parts: Parts,
-    tag: String,
-    /// `None` after [`BODY_LIFETIME`].
-    body: Option<Bytes>,
-}
-
-/// The parts that a document was built from.
-#[derive(Clone)]
-struct Parts {
-    resources: Weak<Resources>,
-    /// Versions of the parts of other servers, in a fixed order.
-    remotes: Vec<u64>,
 }
 
 /// A document for a client. `body` is `None` if the client already has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Document {
     pub(crate) tag: String,
-    pub(crate) body: Option<Bytes>,
+    pub(crate) body: Option<Packed>,
 }
 
 /// The ETag of a document.
@@ -77,40 +68,48 @@ pub(crate) fn tag(bytes: &[u8]) -> String {
 // === impl Merged ===
 
 impl Merged {
-    /// The document, without its bytes if `is_known` accepts its tag.
+    /// The document, without its bytes if `is_known` accepts its tag. `None` if it cannot be written.
     pub(crate) fn find(
         self: &Arc<Self>,
-        resources: &Arc<Resources>,
+        resources: &Resources,
         remotes: &Remotes,
         form: Form,
         is_known: impl Fn(&str) -> bool,
-    ) -> Document {
-        // Versions are read before the parts: a part that changes in between leads to another build, not to a stale
-        // document.
-        let parts = Parts { resources: Arc::downgrade(resources), remotes: remote::v2_versions(remotes) };
-        let cached = self.cached(form);
-        if let Some(found) = cached.get(&parts, &is_known) {
-            return found;
+    ) -> Option<Document> {
+        let parts = remote::v2_parts(remotes);
+        // The hash of a new or changed custom resource is computed from its whole schema.
+        let is_heavy = resources.group_versions().iter().any(|version| version.openapi_hash().is_none());
+        let tag = tag_of(form, &offload::run(is_heavy, || openapi::v2::hash(resources)), &parts);
+        if is_known(&tag) {
+            return Some(Document { tag, body: None });
         }
-        let build = || {
-            let mut document = openapi::v2::json(resources);
-            remote::add_v2(remotes, &mut document);
+        let cached = self.cached(form);
+        if let Some(body) = cached.get(&tag) {
+            return Some(Document { tag, body: Some(body) });
+        }
+        // The resources or the parts have changed since a client asked for the document. They may change again.
+        let is_changing = cached.built().is_some();
+        let write = |out: &mut dyn Write| {
+            let mut document = self.base.document(resources, is_changing);
+            document.add_custom(resources);
+            remote::add_v2(&parts, &mut document);
             match form {
-                Form::Json => serde_json::to_vec(&document).unwrap_or_default(),
-                Form::Protobuf => openapi::v2::protobuf(&document),
+                Form::Json => serde_json::to_writer(out, &document).map_err(io::Error::from),
+                Form::Protobuf => out.write_all(&openapi::v2::protobuf(&document)),
             }
         };
-        let (document, is_new) = offload::run(true, || cached.build(parts, &is_known, build));
+        let (body, is_new) = offload::run(true, || cached.build(&tag, write)).ok()?;
         if is_new {
             let merged = Arc::downgrade(self);
             coracle_threads::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(merged) = merged.upgrade() {
-                    merged.cached(form).release();
+                    *merged.cached(form).built() = None;
+                    merged.base.release();
                 }
             });
         }
-        document
+        Some(Document { tag, body: Some(body) })
     }
 
     fn cached(&self, form: Form) -> &CachedDocument {
@@ -124,52 +123,39 @@ impl Merged {
 // === impl CachedDocument ===
 
 impl CachedDocument {
-    fn built(&self) -> MutexGuard<'_, Option<Built>> {
+    fn built(&self) -> MutexGuard<'_, Option<(String, Packed)>> {
         self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The document of these parts, if it can be returned without a build.
-    fn get(&self, parts: &Parts, is_known: impl Fn(&str) -> bool) -> Option<Document> {
-        let built = self.built();
-        let built = built.as_ref().filter(|built| built.parts == *parts)?;
-        let tag = built.tag.clone();
-        if is_known(&tag) {
-            return Some(Document { tag, body: None });
-        }
-        built.body.clone().map(|body| Document { tag, body: Some(body) })
+    /// The document with this tag, if it is kept.
+    fn get(&self, tag: &str) -> Option<Packed> {
+        self.built().as_ref().filter(|(known, _)| known == tag).map(|(_, body)| body.clone())
     }
 
     /// Builds the document, unless another request did so meanwhile. Returns whether this call built it.
     fn build(
         &self,
-        parts: Parts,
-        is_known: impl Fn(&str) -> bool,
-        bytes: impl FnOnce() -> Vec<u8>,
-    ) -> (Document, bool) {
+        tag: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<(Packed, bool)> {
         let _alone = self.building.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = self.get(&parts, &is_known) {
-            return (found, false);
+        if let Some(found) = self.get(tag) {
+            return Ok((found, false));
         }
-        let body = Bytes::from(bytes());
-        let tag = tag(&body);
-        *self.built() = Some(Built { parts, tag: tag.clone(), body: Some(body.clone()) });
-        let body = Some(body).filter(|_| !is_known(&tag));
-        (Document { tag, body }, true)
-    }
-
-    fn release(&self) {
-        if let Some(built) = &mut *self.built() {
-            built.body = None;
-        }
+        let body = Packed::new(write)?;
+        *self.built() = Some((tag.to_owned(), body.clone()));
+        Ok((body, true))
     }
 }
 
-// === impl Parts ===
-
-impl PartialEq for Parts {
-    fn eq(&self, other: &Self) -> bool {
-        self.resources.ptr_eq(&other.resources) && self.remotes == other.remotes
+/// The ETag of a document with these parts of other servers. `own` is the hash of the document without the parts.
+fn tag_of(form: Form, own: &str, parts: &[remote::Part]) -> String {
+    let mut text = format!("{form:?} {own}");
+    for part in parts {
+        text.push(' ');
+        text.push_str(part.hash());
     }
+    tag(text.as_bytes())
 }
 
 #[cfg(test)]
@@ -177,37 +163,39 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_document_is_built_once_until_a_part_changes() {
+    fn a_document_is_built_once_while_it_is_kept() {
         let cached = CachedDocument::default();
-        let parts = |remotes: &[u64]| Parts { resources: Weak::new(), remotes: remotes.to_vec() };
-        let ask = |parts: &Parts, known: &str, text: &'static str| {
-            let found = cached.get(parts, |tag| tag == known);
-            found.map_or_else(
-                || cached.build(parts.clone(), |tag| tag == known, || text.into()),
+        let ask = |tag: &str, text: &'static str| {
+            cached.get(tag).map_or_else(
+                || cached.build(tag, |out| out.write_all(text.as_bytes())).unwrap(),
                 |found| (found, false),
             )
         };
-        let (first, is_new) = ask(&parts(&[1]), "", "one");
-        assert!(is_new && first.body.as_deref() == Some(&b"one"[..]));
-        assert_eq!(ask(&parts(&[1]), "", "never built"), (first.clone(), false));
-        assert_eq!(
-            ask(&parts(&[1]), &first.tag, "never built"),
-            (Document { body: None, ..first.clone() }, false)
-        );
-        // Without the bytes the tag is still known.
-        cached.release();
-        assert_eq!(ask(&parts(&[1]), &first.tag, "never built").0.body, None);
-        assert_eq!(ask(&parts(&[1]), "", "one"), (first.clone(), true));
-        for changed in [parts(&[2]), parts(&[2, 1]), Parts { resources: other(), remotes: vec![2, 1] }] {
-            let (second, is_new) = ask(&changed, &first.tag, "two");
-            assert!(is_new && second.tag != first.tag && second.body.as_deref() == Some(&b"two"[..]));
-        }
-        // A part changed, but not the document.
-        let (second, _) = ask(&parts(&[3]), "", "two");
-        assert_eq!(ask(&parts(&[4]), &second.tag, "two"), (Document { body: None, ..second }, true));
+        let (first, is_new) = ask("1", "one");
+        assert!(is_new);
+        assert_eq!(ask("1", "never built"), (first.clone(), false));
+        assert_eq!(cached.build("1", |_| panic!("built again")).unwrap(), (first.clone(), false));
+        let (second, is_new) = ask("2", "two");
+        assert!(is_new && second != first);
+        assert_eq!(cached.get("1"), None, "one document is kept");
+        *cached.built() = None;
+        assert_eq!(ask("2", "two"), (second.clone(), true));
+        assert!(cached.build("3", |_| Err(io::ErrorKind::Other.into())).is_err());
+        assert_eq!(cached.get("2"), Some(second));
     }
 
-    fn other() -> Weak<Resources> {
-        Arc::downgrade(&crate::registry::Registry::new(&coracle_kinds::kind::RuntimeConfig::default()).load())
+    #[test]
+    fn the_tag_changes_with_the_form_and_each_part() {
+        let part = |text: &str| remote::Part::new(text);
+        let tags = [
+            tag_of(Form::Json, "a", &[]),
+            tag_of(Form::Protobuf, "a", &[]),
+            tag_of(Form::Json, "b", &[]),
+            tag_of(Form::Json, "a", &[part("1")]),
+            tag_of(Form::Json, "a", &[part("1"), part("2")]),
+            tag_of(Form::Json, "a", &[part("2"), part("1")]),
+        ];
+        assert_eq!(tag_of(Form::Json, "a", &[part("1")]), tags[3], "other processes have the same tags");
+        assert_eq!(std::collections::HashSet::from(tags).len(), 6);
     }
 }

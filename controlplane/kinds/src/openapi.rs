@@ -2,9 +2,10 @@
 //!
 //! Generators of clients read both. kubectl finds a kind through a path whose operations have
 //! `x-kubernetes-group-version-kind`. kubectl detects server-side field validation by the parameter `fieldValidation`
-//! of the PATCH, and strategic merge by the PATCH's body types. A document is built when a client asks for it. Its
-//! content hash is kept with its group version.
+//! of the PATCH, and strategic merge by the PATCH's body types. A document is built when a client asks for it. Its hash
+//! is computed without the document (`fingerprint`), and is kept with its group version.
 
+mod fingerprint;
 mod list;
 mod operation;
 mod paths;
@@ -12,72 +13,148 @@ pub mod v2;
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, LazyLock};
+use std::hash::Hash as _;
+use std::io;
+use std::sync::Arc;
 
 use coracle_values::CollectMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
+use self::fingerprint::Fingerprint;
+use self::operation::PathItem;
 use self::paths::{Form, Operations};
 use crate::resource::{GroupVersion, Resource, Resources};
 use crate::schema::model::{definitions_text, operations_text};
 
-/// The document of one group version.
-#[derive(Clone, Debug)]
-pub struct Document {
-    /// JSON text.
-    pub body: Vec<u8>,
-    /// Content hash, upper-case hexadecimal.
-    pub hash: String,
+/// The subject of a document: a group version, or one path of the discovery.
+pub struct Subject<'a>(Scope<'a>);
+
+enum Scope<'a> {
+    Version(&'a GroupVersion),
+    /// A built-in group, or a path that does not depend on kinds.
+    Path(PathItem<'static>),
 }
 
-/// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
+/// `/openapi/v3`: URLs with hash, by path. A hash is computed once for each change of a group version.
 pub fn root(set: &Resources) -> Value {
-    // The texts are decompressed only if a hash is missing.
-    let texts = LazyLock::new(Texts::load);
-    let mut definitions = None;
-    let mut paths = Map::new();
-    for version in set.group_versions() {
-        let hash = match version.openapi_hash.get() {
-            Some(hash) => hash,
-            None => {
-                let definitions = definitions.get_or_insert_with(|| Definitions::read(&texts));
-                version.openapi_hash.get_or_init(|| hash(&definitions.document(version)))
-            }
-        };
-        let path = path_of(&version.group, &version.version);
-        let url = json!({"serverRelativeURL": format!("/openapi/v3/{path}?hash={hash}")});
-        paths.insert(path, url);
-    }
+    let versions = set.group_versions().iter().map(|version| Subject::of(version));
+    let subjects = versions.chain(common_paths(set).into_iter().map(|item| Subject(Scope::Path(item))));
+    let paths: Map<String, Value> = subjects
+        .map(|subject| {
+            let path = subject.path();
+            let url = format!("/openapi/v3/{path}?hash={}", subject.hash());
+            (path, json!({"serverRelativeURL": url}))
+        })
+        .collect_map();
     json!({"paths": paths})
 }
 
-/// The group version whose document is at `api/v1`, `apis/apps/v1`, …
-pub fn group_version<'a>(set: &'a Resources, path: &str) -> Option<&'a Arc<GroupVersion>> {
-    match path.split('/').collect::<Vec<_>>().as_slice() {
+/// The subject of the document at `api/v1`, `apis/apps/v1`, `apis/apps`, `version`, …
+pub fn find<'a>(set: &'a Resources, path: &str) -> Option<Subject<'a>> {
+    let version = match path.split('/').collect::<Vec<_>>().as_slice() {
         ["api", version] => set.group_version("", version),
         ["apis", group, version] => set.group_version(group, version),
         _ => None,
-    }
+    };
+    version.map(|version| Subject::of(version)).or_else(|| {
+        let item = common_paths(set).into_iter().find(|item| item.path.trim_matches('/') == path)?;
+        Some(Subject(Scope::Path(item)))
+    })
 }
 
-/// Builds the document of a group version.
-pub fn document(version: &GroupVersion) -> Document {
-    let texts = Texts::load();
-    let body = Definitions::read(&texts).document(version);
-    let hash = version.openapi_hash.get_or_init(|| hash(&body)).clone();
-    Document { body, hash }
+/// The paths of the server, and of the built-in groups.
+fn common_paths(set: &Resources) -> Vec<PathItem<'static>> {
+    let built_in = set.group_versions().iter().filter(|version| is_built_in(version));
+    let mut groups: Vec<&str> = built_in.map(|version| &*version.group).collect();
+    groups.retain(|group| !group.is_empty());
+    groups.dedup();
+    operation::of_server().into_iter().chain(groups.into_iter().map(operation::of_group)).collect()
 }
 
-fn path_of(group: &str, version: &str) -> String {
-    if group.is_empty() { format!("api/{version}") } else { format!("apis/{group}/{version}") }
+/// Whether a group version has a built-in kind.
+fn is_built_in(version: &GroupVersion) -> bool {
+    version.resources.iter().any(|kind| kind.is_built_in())
 }
 
-/// The content hash of a document.
+/// The content hash of a text.
 #[must_use]
-pub fn hash(body: &[u8]) -> String {
-    hex::encode_upper(Sha512::digest(body))
+pub fn hash(text: &[u8]) -> String {
+    hex::encode_upper(Sha512::digest(text))
+}
+
+// === impl Subject ===
+
+impl<'a> Subject<'a> {
+    fn of(version: &'a GroupVersion) -> Subject<'a> {
+        Subject(Scope::Version(version))
+    }
+
+    /// `api/v1`, `apis/apps/v1`, `apis/apps`, `version`, …
+    fn path(&self) -> String {
+        match &self.0 {
+            Scope::Version(version) if version.group.is_empty() => format!("api/{}", version.version),
+            Scope::Version(version) => format!("apis/{}/{}", version.group, version.version),
+            Scope::Path(item) => item.path.trim_matches('/').to_owned(),
+        }
+    }
+
+    /// The group version. `None` for a path.
+    fn version(&self) -> Option<&'a GroupVersion> {
+        match self.0 {
+            Scope::Version(version) => Some(version),
+            Scope::Path(_) => None,
+        }
+    }
+
+    fn is_built_in(&self) -> bool {
+        self.version().is_none_or(is_built_in)
+    }
+
+    /// The paths of the document.
+    fn items(&self) -> Vec<PathItem<'a>> {
+        let version = match &self.0 {
+            Scope::Version(version) => *version,
+            Scope::Path(item) => return vec![item.clone()],
+        };
+        let mut items: Vec<_> = version.resources.iter().flat_map(|kind| operation::of_kind(kind)).collect();
+        if is_built_in(version) {
+            items.push(operation::of_group_version(version));
+        }
+        items
+    }
+
+    /// Whether the hash is known. Otherwise the first call of [`Subject::hash`] reads all schemas of custom resources.
+    pub fn has_hash(&self) -> bool {
+        self.version().is_none_or(|version| version.openapi_hash().is_some())
+    }
+
+    /// The hash of the document, in upper-case hexadecimal. It changes if and only if the document changes.
+    pub fn hash(&self) -> String {
+        let compute = || {
+            let mut hash = Fingerprint::new();
+            self.items().hash(&mut hash);
+            for kind in self.version().into_iter().flat_map(|version| &version.resources) {
+                (&kind.group, &kind.version, &kind.kind, &kind.plural).hash(&mut hash);
+                (&kind.list_kind, &kind.schema, &kind.definition, &kind.definition_v2).hash(&mut hash);
+            }
+            hash.text()
+        };
+        match self.version() {
+            Some(version) => version.openapi_hash.get_or_init(compute).clone(),
+            None => compute(),
+        }
+    }
+
+    /// Writes the document as JSON text.
+    ///
+    /// # Errors
+    /// The errors of `out`.
+    pub fn write(&self, out: impl io::Write) -> io::Result<()> {
+        let texts = Texts::load();
+        Definitions::read(&texts).write(self, out)
+    }
 }
 
 /// The decompressed texts.
@@ -119,26 +196,29 @@ impl<'a> Definitions<'a> {
         }
     }
 
-    fn document(&self, version: &GroupVersion) -> Vec<u8> {
-        let mut items: Vec<_> = version.resources.iter().flat_map(|kind| operation::of_kind(kind)).collect();
-        let mut security_schemes = Map::new();
-        if version.resources.iter().any(|kind| kind.is_built_in()) {
-            items.push(operation::of_group_version(version));
-            security_schemes.insert("BearerToken".to_owned(), security_scheme());
-        }
-        let paths: BTreeMap<_, _> = self.operations.texts(items, Form::V3).into_iter().collect_map();
-        let components = Components { schemas: self.reachable(version, &paths), security_schemes };
-        let info = json!({"title": "Kubernetes", "version": self.version});
-        serde_json::to_vec(&Page { openapi: "3.0.0", info, paths: &paths, components }).unwrap_or_default()
+    fn write(&self, subject: &Subject<'_>, out: impl io::Write) -> io::Result<()> {
+        // Documents of custom resources have other values, as upstream.
+        let (title, version, security_schemes) = match subject.is_built_in() {
+            true => {
+                ("Kubernetes", self.version, Map::from_iter([("BearerToken".to_owned(), security_scheme())]))
+            }
+            false => ("Kubernetes CRD Swagger", "v0.1.0", Map::new()),
+        };
+        let paths: BTreeMap<_, _> =
+            self.operations.texts(subject.items(), Form::V3).into_iter().collect_map();
+        let components = Components { schemas: self.reachable(subject.version(), &paths), security_schemes };
+        let info = json!({"title": title, "version": version});
+        serde_json::to_writer(out, &Page { openapi: "3.0.0", info, paths: &paths, components })?;
+        Ok(())
     }
 
     /// The definitions of the kinds, those that the paths refer to, and all that these definitions refer to.
     fn reachable<'b>(
         &'b self,
-        version: &'b GroupVersion,
+        version: Option<&'b GroupVersion>,
         paths: &BTreeMap<String, Box<RawValue>>,
     ) -> BTreeMap<Cow<'b, str>, Cow<'b, RawValue>> {
-        let kinds = &version.resources;
+        let kinds: &'b [Arc<Resource>] = version.map_or(&[], |version| version.resources.as_slice());
         let mut waiting: Vec<&str> = paths.values().flat_map(|item| self.known(item.get())).collect();
         let mut found = BTreeMap::new();
         for (kind, definition) in kinds.iter().filter_map(|kind| Some((kind, kind.definition.as_ref()?))) {
@@ -155,8 +235,8 @@ impl<'a> Definitions<'a> {
         while let Some(name) = waiting.pop() {
             let Some(text) = self.texts.get(name) else { continue };
             if seen.insert(name) {
-                let definition = match name {
-                    DELETE_OPTIONS | WATCH_EVENT => with_kinds(text, version),
+                let definition = match (name, version) {
+                    (DELETE_OPTIONS | WATCH_EVENT, Some(version)) => with_kinds(text, version),
                     _ => Cow::Borrowed(*text),
                 };
                 found.insert(Cow::Borrowed(name), definition);
@@ -171,14 +251,19 @@ impl<'a> Definitions<'a> {
         references(text).filter_map(|name| Some(*self.texts.get_key_value(name)?.0)).collect()
     }
 
+    /// A definition with the properties `apiVersion` and `kind`.
+    fn typed(&self) -> Value {
+        let typed = self.texts.get(DELETE_OPTIONS).and_then(|text| serde_json::from_str(text.get()).ok());
+        typed.unwrap_or_default()
+    }
+
     /// The definitions of the lists of custom resources.
     fn custom_lists(&self, kinds: &[Arc<Resource>]) -> Vec<(String, Box<RawValue>)> {
         let mut custom = kinds.iter().filter(|kind| kind.definition.is_some()).peekable();
         if custom.peek().is_none() {
             return Vec::new();
         }
-        let typed = self.texts.get(DELETE_OPTIONS).and_then(|text| serde_json::from_str(text.get()).ok());
-        let typed: Value = typed.unwrap_or_default();
+        let typed = self.typed();
         let lists = custom.filter_map(|kind| list::custom(kind, &typed));
         lists
             .filter_map(|(name, schema)| Some((name, serde_json::value::to_raw_value(&schema).ok()?)))
@@ -218,6 +303,7 @@ struct Page<'a> {
 
 #[derive(serde::Serialize)]
 struct Components<'a> {
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     schemas: BTreeMap<Cow<'a, str>, Cow<'a, RawValue>>,
     #[serde(rename = "securitySchemes", skip_serializing_if = "Map::is_empty")]
     security_schemes: Map<String, Value>,
@@ -232,23 +318,127 @@ fn references(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
     use crate::kind::built_in;
+    use crate::resource::ResourceNames;
+    use crate::resource::tests::Free;
 
-    fn read(path: &str) -> Value {
-        serde_json::from_slice(&document(group_version(built_in(), path).unwrap()).body).unwrap()
+    fn text(set: &Resources, path: &str) -> Vec<u8> {
+        let mut text = Vec::new();
+        find(set, path).unwrap().write(&mut text).unwrap();
+        text
+    }
+
+    pub(super) fn read(path: &str) -> Value {
+        serde_json::from_slice(&text(built_in(), path)).unwrap()
+    }
+
+    fn hash_of(set: &Resources, path: &str) -> String {
+        find(set, path).unwrap().hash()
     }
 
     #[test]
     fn the_root_names_every_document_by_its_hash() {
         let root = root(built_in());
         for (path, entry) in root["paths"].as_object().unwrap() {
-            let hash = document(group_version(built_in(), path).unwrap()).hash;
+            let hash = hash_of(built_in(), path);
             assert_eq!(entry["serverRelativeURL"], format!("/openapi/v3/{path}?hash={hash}"));
         }
-        assert!(root["paths"].get("api/v1").is_some());
-        assert!(root["paths"].get("apis/apps/v1").is_some());
-        for absent in ["apis/apps/v9", "apis/apps", "api/v1/", ""] {
-            assert!(group_version(built_in(), absent).is_none(), "{absent}");
+        for path in ["api/v1", "apis/apps/v1", "apis/apps", "api", "apis", "version", "openid/v1/jwks"] {
+            assert!(root["paths"].get(path).is_some(), "{path}");
         }
+        for absent in ["apis/apps/v9", "apis/none", "api/v1/", "apis/apps/", "apis/", "openid", ""] {
+            assert!(find(built_in(), absent).is_none(), "{absent}");
+        }
+    }
+
+    #[test]
+    fn a_hash_needs_no_document_and_changes_with_the_document() {
+        let with = |description: &str, change: fn(&mut Resource)| {
+            let mut set = Resources::new(built_in().iter().cloned().collect());
+            for kind in ["Cup", "Mug"] {
+                set = set.with(&[Arc::new(custom(kind, description, change))]).unwrap();
+            }
+            set
+        };
+        let same = |_: &mut Resource| {};
+        let (path, first) = ("apis/a.example/v1", with("A cup.", same));
+        let mut seen = vec![(hash_of(&first, path), text(&first, path))];
+        let changes: [(&str, fn(&mut Resource)); 7] = [
+            ("A cup.", same),
+            ("A mug.", same),
+            ("A cup.", |kind| kind.namespaced = false),
+            ("A cup.", |kind| kind.verbs.retain(|verb| verb != "patch")),
+            ("A cup.", |kind| kind.list_kind = "Cups".into()),
+            ("A cup.", |kind| kind.short_names = vec!["c".into()]),
+            ("A cup.", |kind| kind.deprecation = Some("Use mugs.".into())),
+        ];
+        for (number, (description, change)) in changes.into_iter().enumerate() {
+            let set = with(description, change);
+            assert!(!find(&set, path).unwrap().has_hash(), "{number}");
+            let (hash, text) = (hash_of(&set, path), text(&set, path));
+            assert!(find(&set, path).unwrap().has_hash());
+            let known = seen.iter().find(|(_, known)| *known == text);
+            assert_eq!(known.is_some(), seen.iter().any(|(known, _)| *known == hash), "{number}");
+            assert!(known.is_none_or(|(known, _)| *known == hash), "{number}");
+            assert_eq!(hash_of(&set, "apis/apps/v1"), hash_of(&first, "apis/apps/v1"));
+            seen.push((hash, text));
+        }
+        let mut hashes: Vec<_> = seen.into_iter().map(|(hash, _)| hash).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        assert_eq!(hashes.len(), 5);
+    }
+
+    /// A custom resource.
+    pub(super) fn custom(kind: &str, description: &str, change: fn(&mut Resource)) -> Resource {
+        let names = ResourceNames {
+            group: "a.example".into(),
+            version: "v1".into(),
+            kind: kind.to_owned().into(),
+            plural: format!("{}s", kind.to_lowercase()).into(),
+        };
+        let mut resource = Resource::new(names, format!("example.a.v1.{kind}"), Arc::new(Free));
+        resource.definition = Some(Arc::new(json!({"type": "object", "description": description})));
+        change(&mut resource);
+        resource
+    }
+
+    #[test]
+    fn groups_and_paths_of_the_server_have_documents() {
+        let info = json!({"title": "Kubernetes", "version": "1.36"});
+        for (path, operation, definitions) in [
+            ("api", "getCoreAPIVersions", "APIVersions ServerAddressByClientCIDR"),
+            ("apis/apps", "getAppsAPIGroup", "APIGroup GroupVersionForDiscovery ServerAddressByClientCIDR"),
+            ("version", "getCodeVersion", "Info"),
+        ] {
+            let document = read(path);
+            assert_eq!(document["info"], info);
+            assert_eq!(document["paths"].as_object().unwrap().len(), 1, "{path}");
+            assert_eq!(document["paths"][format!("/{path}/")]["get"]["operationId"], operation);
+            let schemas = document["components"]["schemas"].as_object().unwrap();
+            let names: Vec<_> = schemas.keys().filter_map(|name| name.rsplit('.').next()).collect();
+            assert_eq!(names.join(" "), definitions, "{path}");
+        }
+        let schemas = &read("apis/apps")["components"]["schemas"];
+        let kinds = &schemas["io.k8s.apimachinery.pkg.apis.meta.v1.APIGroup"][KINDS];
+        assert_eq!(*kinds, json!([{"group": "", "kind": "APIGroup", "version": "v1"}]));
+        for path in [".well-known/openid-configuration", "openid/v1/jwks"] {
+            let components = &read(path)["components"];
+            assert_eq!(*components, json!({"securitySchemes": {"BearerToken": security_scheme()}}), "{path}");
+        }
+        let hashes: BTreeSet<_> =
+            ["api", "apis", "apis/apps", "apis/batch"].map(|path| hash_of(built_in(), path)).into();
+        assert_eq!(hashes.len(), 4);
+    }
+
+    #[test]
+    fn documents_of_custom_resources_have_a_title_of_their_own() {
+        let set = Resources::new(vec![Arc::new(custom("Cup", "A cup.", |_| {}))]);
+        let document: Value = serde_json::from_slice(&text(&set, "apis/a.example/v1")).unwrap();
+        assert_eq!(document["info"], json!({"title": "Kubernetes CRD Swagger", "version": "v0.1.0"}));
+        assert_eq!(document["components"].get("securitySchemes"), None);
+        assert!(find(&set, "apis/a.example").is_none(), "only built-in groups have a document");
+        let info = json!({"title": "Kubernetes", "version": "1.36"});
+        assert_eq!(read("apis/apps/v1")["info"], info);
     }
 
     #[test]

@@ -12,7 +12,7 @@ mod convert;
 mod field;
 mod set;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::borrow::Cow;
 use std::sync::Arc;

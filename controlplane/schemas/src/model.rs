@@ -178,6 +178,11 @@ pub fn operations_text() -> String {
     inflate(OPERATIONS)
 }
 
+/// The compressed files of [`definitions_text`] and [`operations_text`].
+pub fn packed_documents() -> [&'static [u8]; 2] {
+    [DEFINITIONS, OPERATIONS]
+}
+
 /// The protobuf messages of the types as JSON text: field numbers, JSON names and types.
 pub fn messages_text() -> String {
     inflate(MESSAGES)

@@ -11,14 +11,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
-use coracle_kinds::openapi;
+use coracle_kinds::openapi::{self, v2};
 use coracle_values::CollectMap;
 use http::header;
 use serde_json::{Map, Value, json, value::to_raw_value};
@@ -67,20 +64,24 @@ struct Inner {
 enum Document {
     /// The URL from which the server serves it.
     Forwarded(String),
-    /// Converted from version 2. The version of the converted part, and the hash of the result.
-    Converted { part: u64, hash: String },
+    /// Converted from version 2. The hash of the converted part, and the hash of the result.
+    Converted { part: Arc<str>, hash: String },
+}
+
+/// A version 3 document that was converted from version 2.
+pub(crate) struct Converted {
+    pub(crate) hash: String,
+    /// JSON text.
+    pub(crate) text: String,
 }
 
 /// The part of a version 2 document that belongs to one group version.
 #[derive(Clone)]
-struct Part {
+pub(crate) struct Part {
     text: Arc<str>,
-    /// A new text has a new version. The version is unique among all parts.
-    version: u64,
+    /// Content hash.
+    hash: Arc<str>,
 }
-
-/// The version of the next part.
-static VERSION: AtomicU64 = AtomicU64::new(0);
 
 // === impl Inner ===
 
@@ -88,7 +89,7 @@ impl Inner {
     /// The hash of the converted document, if the part of version 2 has not changed since the conversion.
     fn converted_hash(&self) -> Option<&str> {
         match (&self.v3, &self.v2) {
-            (Some(Document::Converted { part, hash }), Some(v2)) if *part == v2.version => Some(hash),
+            (Some(Document::Converted { part, hash }), Some(v2)) if *part == v2.hash => Some(hash),
             _ => None,
         }
     }
@@ -143,7 +144,7 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
         let is_large = found.body.len() > offload::MIN_OFFLOADED_BYTES;
         let part = offload::run(is_large, || -> Result<_, serde_json::Error> {
             let document: Value = serde_json::from_slice(&found.body)?;
-            Ok(part_of(&document, &remote.group, &remote.version).to_string())
+            Ok(Part::new(&part_of(&document, &remote.group, &remote.version).to_string()))
         });
         let part = part.map_err(|error| format!("/openapi/v2 is not JSON: {error}"))?;
         let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
@@ -153,22 +154,24 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
 }
 
 /// Stores the ETag and the part of version 2. The last ones stay after an error, and if the document is not modified.
-fn keep_v2(remote: &Remote, found: Result<Option<(Option<String>, String)>, String>) -> Result<(), String> {
+fn keep_v2(remote: &Remote, found: Result<Option<(Option<String>, Part)>, String>) -> Result<(), String> {
     if let Some((tag, part)) = found? {
         remote.documents.with(|inner| {
             inner.tag = tag;
-            inner.v2 = Some(Part::after(inner.v2.take(), &part));
+            inner.v2 = Some(part);
         });
     }
     Ok(())
 }
 
 impl Part {
-    /// The part with this text. If the former part has the same text, it is kept with its version.
-    fn after(former: Option<Self>, text: &str) -> Self {
-        former
-            .filter(|former| *former.text == *text)
-            .unwrap_or_else(|| Self { text: text.into(), version: VERSION.fetch_add(1, Ordering::Relaxed) })
+    pub(crate) fn new(text: &str) -> Self {
+        Self { text: text.into(), hash: openapi::hash(text.as_bytes()).into() }
+    }
+
+    /// The content hash.
+    pub(crate) fn hash(&self) -> &str {
+        &self.hash
     }
 }
 
@@ -203,32 +206,29 @@ fn link_to_converted(remote: &Remote) -> Option<Document> {
     })
 }
 
-/// Converts the part of version 2, and returns the version of the part. The result is not cached: clients cache the
-/// document by its hash.
-fn converted(remote: &Remote) -> Option<(u64, openapi::Document)> {
+/// Converts the part of version 2, and returns the hash of the part.
+fn converted(remote: &Remote) -> Option<(Arc<str>, Converted)> {
     let part = remote.documents.with(|inner| inner.v2.clone())?;
     (part.text.len() <= MAX_CONVERTED).then_some(())?;
     let is_large = part.text.len() > offload::MIN_OFFLOADED_BYTES;
     offload::run(is_large, || {
         let value: Value = serde_json::from_str(&part.text).ok()?;
-        let body = v3_conversion::document(&value, &remote.group, &remote.version).to_string().into_bytes();
-        Some((part.version, openapi::Document { hash: openapi::hash(&body), body }))
+        let text = v3_conversion::document(&value, &remote.group, &remote.version).to_string();
+        Some((part.hash, Converted { hash: openapi::hash(text.as_bytes()), text }))
     })
 }
 
-/// The converted document of a server without version 3. The body is empty if the client knows the hash.
-pub(crate) fn converted_v3(
-    remote: &Remote,
-    is_known: impl FnOnce(&str) -> bool,
-) -> Option<openapi::Document> {
+/// The hash of the converted document of a server without version 3. `None` if the hash is not known.
+pub(crate) fn converted_hash(remote: &Remote) -> Option<String> {
+    remote.documents.with(|inner| inner.converted_hash().map(str::to_owned))
+}
+
+/// Converts the document of a server without version 3.
+pub(crate) fn converted_v3(remote: &Remote) -> Option<Converted> {
     if !has_converted_v3(remote) {
         return None;
     }
-    let hash = remote.documents.with(|inner| inner.converted_hash().map(str::to_owned));
-    match hash.filter(|hash| is_known(hash)) {
-        Some(hash) => Some(openapi::Document { hash, body: Vec::new() }),
-        None => converted(remote).map(|(_, document)| document),
-    }
+    converted(remote).map(|(_, document)| document)
 }
 
 /// Whether this server serves the version 3 document of another server.
@@ -265,21 +265,16 @@ pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
 }
 
 /// Adds the parts of other servers to the document of version 2.
-pub(crate) fn add_v2(remotes: &Remotes, document: &mut openapi::v2::Document) {
-    for part in parts(remotes) {
+pub(crate) fn add_v2(parts: &[Part], document: &mut v2::Document) {
+    for part in parts {
         if let Ok(part) = serde_json::from_str(&part.text) {
             merge(document, part);
         }
     }
 }
 
-/// Versions of the parts that [`add_v2`] adds, in the same order. Equal versions mean equal parts.
-pub(crate) fn v2_versions(remotes: &Remotes) -> Vec<u64> {
-    parts(remotes).iter().map(|part| part.version).collect()
-}
-
-/// The parts of all servers.
-fn parts(remotes: &Remotes) -> Vec<Part> {
+/// The parts of all servers, in a fixed order.
+pub(crate) fn v2_parts(remotes: &Remotes) -> Vec<Part> {
     remotes.all().iter().filter_map(|remote| remote.documents.with(|inner| inner.v2.clone())).collect()
 }
 
@@ -292,6 +287,9 @@ fn part_of(document: &Value, group: &str, version: &str) -> Value {
         .map(|(path, item)| (path.clone(), item.clone()))
         .collect_map();
     let mut part = json!({});
+    if let Some(info) = document.get("info") {
+        part["info"] = json!({"title": info["title"], "version": info["version"]});
+    }
     let mut waiting: Vec<&Value> = document["paths"].as_object().map_or_else(Vec::new, |all| {
         all.iter().filter(|(path, _)| paths.contains_key(*path)).map(|(_, item)| item).collect()
     });
@@ -347,16 +345,16 @@ fn target(reference: &str) -> Option<(&str, &str)> {
 
 /// Merges a part into a document. A definition is renamed if the document has a definition with the same name and
 /// other content.
-fn merge(document: &mut openapi::v2::Document, mut part: Value) {
-    let (paths, document) = (&mut document.paths, &mut document.rest);
+fn merge(document: &mut v2::Document, mut part: Value) {
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {
         let Some(Value::Object(entries)) = part.get(section) else { continue };
+        let ours = section_of(document, section);
         for (name, content) in entries {
-            let is_known = |name: &str| document[section].get(name).is_some();
-            if is_known(name) && !is_same(&document[section][name], content) {
+            if member(ours, name).is_some_and(|known| !is_same(&known, content)) {
                 let mut free = (2_u64..).map(|number| format!("{name}_v{number}"));
-                let new = free.find(|new| !is_known(new) && !entries.contains_key(new)).unwrap_or_default();
+                let is_free = |new: &String| !ours.contains_key(new) && !entries.contains_key(new);
+                let new = free.find(is_free).unwrap_or_default();
                 renamed.insert((section.to_owned(), name.clone()), new);
             }
         }
@@ -364,23 +362,36 @@ fn merge(document: &mut openapi::v2::Document, mut part: Value) {
     rename(&mut part, &renamed);
     for section in SECTIONS {
         let Some(Value::Object(entries)) = part.get_mut(section).map(Value::take) else { continue };
-        for (name, content) in entries {
+        let ours = section_of(document, section);
+        for (name, mut content) in entries {
             let name = renamed.get(&(section.to_owned(), name.clone())).cloned().unwrap_or(name);
-            match document[section].get_mut(&name) {
-                Some(known) => add_kinds(known, &content),
-                None => document[section][&name] = content,
+            if let Some(mut known) = member(ours, &name) {
+                add_kinds(&mut known, &content);
+                content = known;
+            }
+            if let Ok(text) = to_raw_value(&content) {
+                ours.insert(name, text);
             }
         }
     }
     if let Some(Value::Object(items)) = part.get_mut("paths").map(Value::take) {
         for (path, item) in items {
-            if let Entry::Vacant(free) = paths.entry(path)
+            if let Entry::Vacant(free) = document.paths.entry(path)
                 && let Ok(text) = to_raw_value(&item)
             {
                 free.insert(text);
             }
         }
     }
+}
+
+fn section_of<'a>(document: &'a mut v2::Document, name: &str) -> &'a mut v2::Section {
+    if name == SECTIONS[0] { &mut document.definitions } else { &mut document.parameters }
+}
+
+/// A member of a section as a tree.
+fn member(section: &v2::Section, name: &str) -> Option<Value> {
+    serde_json::from_str(section.get(name)?.get()).ok()
 }
 
 /// Whether two definitions have the same content. Their kinds may differ: the kinds of DeleteOptions, for example,
@@ -464,19 +475,35 @@ mod tests {
         assert_eq!(names("parameters"), ["limit"]);
     }
 
+    /// A document with these sections.
+    fn of(value: &Value) -> v2::Document {
+        let mut document = v2::Document::default();
+        let add = |section: &mut v2::Section, name: &str| {
+            for (name, content) in value[name].as_object().into_iter().flatten() {
+                section.insert(name.clone(), to_raw_value(content).unwrap());
+            }
+        };
+        add(&mut document.paths, "paths");
+        add(&mut document.definitions, "definitions");
+        add(&mut document.parameters, "parameters");
+        document
+    }
+
+    fn tree(document: &v2::Document) -> Value {
+        serde_json::from_slice(&serde_json::to_vec(document).unwrap()).unwrap()
+    }
+
     #[test]
     fn parts_cannot_change_what_other_servers_publish() {
-        let ours = json!({"definitions": {
+        let ours = json!({"paths": {"/apis/far.io/v1/things": {"ours": true}}, "definitions": {
             "Meta": {"description": "ours"}, "Meta_v2": {}, "Options": {"type": "object", KINDS: []}}});
-        let own_path = ("/apis/far.io/v1/things".to_owned(), to_raw_value(&json!({"ours": true})).unwrap());
-        let mut document = openapi::v2::Document { paths: BTreeMap::from([own_path]), rest: ours.clone() };
+        let mut document = of(&ours);
         let mut theirs = theirs();
         theirs["paths"]["/apis/far.io/v1/"] = json!({"get": {}});
         merge(&mut document, part_of(&theirs, "far.io", "v1"));
-        let paths = document.paths.iter().map(|(path, item)| (path.as_str(), item.get()));
-        let wanted = [("/apis/far.io/v1/", r#"{"get":{}}"#), ("/apis/far.io/v1/things", r#"{"ours":true}"#)];
-        assert_eq!(paths.collect::<Vec<_>>(), wanted);
-        let merged = document.rest;
+        let merged = tree(&document);
+        let wanted = json!({"/apis/far.io/v1/": {"get": {}}, "/apis/far.io/v1/things": {"ours": true}});
+        assert_eq!(merged["paths"], wanted);
         assert_eq!(merged["definitions"]["Meta"], ours["definitions"]["Meta"]);
         assert_eq!(merged["definitions"]["Meta_v3"]["description"], "theirs");
         for reference in ["/Meta_v3/properties/self/$ref", "/Thing/properties/metadata/$ref"] {
@@ -488,11 +515,11 @@ mod tests {
 
     #[test]
     fn invalid_documents_are_empty_parts() {
-        for document in [json!(null), json!([1]), json!({"paths": 3, "definitions": "x"})] {
-            let mut ours = json!({"paths": {"/api": {}}, "definitions": {"A": {}}});
-            let before = ours.clone();
+        for document in [json!(null), json!([1]), json!({"paths": 3, "definitions": "x", "info": 1})] {
+            let mut ours = of(&json!({"paths": {"/api": {}}, "definitions": {"A": {}}}));
+            let before = tree(&ours);
             merge(&mut ours, part_of(&document, "far.io", "v1"));
-            assert_eq!(ours, before);
+            assert_eq!(tree(&ours), before);
         }
     }
 
@@ -515,7 +542,7 @@ mod tests {
         let remote = Arc::new(Remote::read(&FrontProxy::default(), &object));
         remote.observe(Some(Some(Discovered::default())));
         let part = part_of(&theirs(), "far.io", "v1").to_string();
-        remote.documents.with(|inner| inner.v2 = Some(Part::after(None, &part)));
+        remote.documents.with(|inner| inner.v2 = Some(Part::new(&part)));
         let remotes = Remotes::default();
         remotes.replace([(("far.io".to_owned(), "v1".to_owned()), remote.clone())].into());
         let link = || {
@@ -524,46 +551,35 @@ mod tests {
             root["paths"]["apis/far.io/v1"]["serverRelativeURL"].clone()
         };
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
-        let document = converted_v3(&remote, |_| false).unwrap();
+        let document = converted_v3(&remote).unwrap();
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
-        let body: Value = serde_json::from_slice(&document.body).unwrap();
+        assert_eq!(converted_hash(&remote).as_ref(), Some(&document.hash));
+        let body: Value = serde_json::from_str(&document.text).unwrap();
         assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
-        // This text cannot be converted. The part has not changed, so it is not converted again.
-        let replace = |text: &str, more: u64| {
-            remote.documents.with(|inner| {
-                let version = inner.v2.as_ref().unwrap().version + more;
-                inner.v2 = Some(Part { text: text.into(), version });
-            });
-        };
-        replace("broken", 0);
+        // This text cannot be converted. The hash of the part has not changed, so it is not converted again.
+        remote.documents.with(|inner| inner.v2.as_mut().unwrap().text = "broken".into());
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
-        let known = converted_v3(&remote, |hash| hash == document.hash).unwrap();
-        assert_eq!((known.hash, known.body.len()), (document.hash.clone(), 0));
-        assert!(converted_v3(&remote, |_| false).is_none());
-        replace("{}", 1);
-        let next = converted_v3(&remote, |_| true).unwrap();
-        assert!(
-            next.hash != document.hash && !next.body.is_empty(),
-            "the known hash is that of another part"
-        );
+        assert_eq!(converted_hash(&remote).as_ref(), Some(&document.hash));
+        assert!(converted_v3(&remote).is_none());
+        remote.documents.with(|inner| inner.v2 = Some(Part::new("{}")));
+        assert_eq!(converted_hash(&remote), None, "the known hash is that of another part");
+        let next = converted_v3(&remote).unwrap();
+        assert!(next.hash != document.hash && !next.text.is_empty());
         // Another error does not show whether the server has version 3. The last document stays.
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         let root =
             json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": "/openapi/v3/apis/far.io/v1?hash=A"}}});
         assert!(keep_v3(&remote, Ok(root)).is_ok());
-        assert!(converted_v3(&remote, |_| false).is_none());
+        assert!(converted_v3(&remote).is_none());
         assert_eq!(link(), "/openapi/v3/apis/far.io/v1?hash=A");
     }
 
     #[test]
-    fn a_part_has_another_version_if_its_content_changes() {
-        let first = Part::after(None, "{}");
-        let same = Part::after(Some(first.clone()), "{}");
-        let next = Part::after(Some(first.clone()), "[]");
-        assert_eq!((same.version, &*next.text), (first.version, "[]"));
-        assert!(![first.version, Part::after(None, "[]").version].contains(&next.version));
+    fn a_part_has_another_hash_if_its_content_changes() {
+        assert_eq!(Part::new("{}").hash(), Part::new("{}").hash());
+        assert_ne!(Part::new("{}").hash(), Part::new("[]").hash());
     }
 
     #[test]
@@ -574,14 +590,14 @@ mod tests {
         ));
         let remotes = Remotes::default();
         remotes.replace([(("far.io".to_owned(), "v1".to_owned()), remote.clone())].into());
-        let part = part_of(&theirs(), "far.io", "v1").to_string();
-        assert!(keep_v2(&remote, Ok(Some((Some("\"1\"".to_owned()), part)))).is_ok());
-        let known = v2_versions(&remotes);
+        let part = Part::new(&part_of(&theirs(), "far.io", "v1").to_string());
+        assert!(keep_v2(&remote, Ok(Some((Some("\"1\"".to_owned()), part.clone())))).is_ok());
         assert!(keep_v2(&remote, Ok(None)).is_ok() && keep_v2(&remote, Err("it hangs".to_owned())).is_err());
         // An unavailable server, too: else each outage would change the documents of all clients.
         remote.observe(None);
-        assert!(parts(&remotes)[0].text.contains("/apis/far.io/v1/things"));
-        assert_eq!((v2_versions(&remotes), known.len()), (known, 1));
+        let known = v2_parts(&remotes);
+        assert!(known[0].text.contains("/apis/far.io/v1/things"));
+        assert_eq!((known[0].hash(), known.len()), (part.hash(), 1));
     }
 
     #[test]

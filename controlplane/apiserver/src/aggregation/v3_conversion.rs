@@ -44,9 +44,11 @@ pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
     let shared = entries(&part["parameters"]).filter(|(_, one)| one["in"] != "body");
     let parameters: Map<String, Value> =
         shared.map(|(name, one)| (name.clone(), own_parameter(one))).collect_map();
+    let own = || json!({"title": format!("{group}/{version}"), "version": version});
+    let info = part.get("info").filter(|info| info["title"].is_string() && info["version"].is_string());
     json!({
         "openapi": "3.0.0",
-        "info": {"title": format!("{group}/{version}"), "version": version},
+        "info": info.cloned().unwrap_or_else(own),
         "paths": paths,
         "components": {"schemas": schemas, "parameters": parameters},
     })
@@ -250,6 +252,8 @@ mod tests {
             json!({"in": "query", "name": "pretty", "schema": {"type": "string", "uniqueItems": true}});
         assert_eq!(new["components"]["parameters"], json!({"pretty": pretty}));
         assert_eq!((&new["openapi"], &new["info"]["title"]), (&json!("3.0.0"), &json!("far.io/v1")));
+        let info = json!({"title": "Things", "version": "2.1"});
+        assert_eq!(document(&json!({"info": info}), "far.io", "v1")["info"], info);
     }
 
     #[test]

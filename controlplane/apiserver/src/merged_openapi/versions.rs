@@ -1,27 +1,27 @@
-//! The OpenAPI v3 documents of the group versions that this server serves.
+//! The OpenAPI v3 documents that this server builds: of its group versions and groups, and those that are converted for
+//! aggregated servers.
 //!
-//! The bytes of a document are kept for a short time by their hash. A client that has the current document causes no
-//! build.
+//! A document is kept for a short time by its hash, compressed. A client that has the current document causes no build.
 
 use std::{
     collections::HashMap,
+    io::{self, Write},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use bytes::Bytes;
-use coracle_kinds::{Resources, openapi, resource::GroupVersion};
+use coracle_kinds::{Resources, openapi};
 
-use super::BODY_LIFETIME;
+use super::{BODY_LIFETIME, packed::Packed};
 use crate::offload;
 
-/// Maximum bytes of all kept documents. Custom resources can have many large documents.
-const MAX_KEPT: usize = 16 << 20;
+/// Maximum compressed bytes of all kept documents. Custom resources can have many large documents.
+const MAX_KEPT: usize = 4 << 20;
 
 /// The documents of a server.
 #[derive(Default)]
 pub(crate) struct VersionDocuments {
-    /// Bytes by hash.
-    kept: Mutex<HashMap<String, Bytes>>,
+    /// Documents by hash.
+    kept: Mutex<HashMap<String, Packed>>,
     /// Locked while a document is built, so that concurrent requests share the build.
     building: Mutex<()>,
 }
@@ -30,26 +30,40 @@ pub(crate) struct VersionDocuments {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct VersionDocument {
     pub(crate) hash: String,
-    pub(crate) body: Option<Bytes>,
+    pub(crate) body: Option<Packed>,
 }
 
 // === impl VersionDocuments ===
 
 impl VersionDocuments {
-    /// The document of `api/v1`, `apis/apps/v1`, …, without its bytes if `is_known` accepts its hash.
+    /// The document of `api/v1`, `apis/apps/v1`, `version`, …, without its bytes if `is_known` accepts its hash.
     pub(crate) fn find(
         self: &Arc<Self>,
         resources: &Resources,
         path: &str,
         is_known: impl Fn(&str) -> bool,
     ) -> Option<VersionDocument> {
-        let version = openapi::group_version(resources, path)?;
-        if let Some(found) = self.get(version, &is_known) {
+        let subject = openapi::find(resources, path)?;
+        let hash = offload::run(!subject.has_hash(), || subject.hash());
+        if is_known(&hash) {
+            return Some(VersionDocument { hash, body: None });
+        }
+        let body = self.with_hash(&hash, |out| subject.write(out))?;
+        Some(VersionDocument { hash, body: Some(body) })
+    }
+
+    /// The document with this hash. `write` writes it, if it is not kept. `None` if `write` fails.
+    pub(crate) fn with_hash(
+        self: &Arc<Self>,
+        hash: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Option<Packed> {
+        if let Some(found) = self.get(hash) {
             return Some(found);
         }
-        let (document, is_kept) = offload::run(true, || self.build(version, &is_known));
+        let (body, is_kept) = offload::run(true, || self.build(hash, write))?;
         if is_kept {
-            let (documents, hash) = (Arc::downgrade(self), document.hash.clone());
+            let (documents, hash) = (Arc::downgrade(self), hash.to_owned());
             coracle_threads::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(documents) = documents.upgrade() {
@@ -57,40 +71,36 @@ impl VersionDocuments {
                 }
             });
         }
-        Some(document)
+        Some(body)
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<String, Bytes>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<String, Packed>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The document, if it can be returned without a build.
-    fn get(&self, version: &GroupVersion, is_known: impl Fn(&str) -> bool) -> Option<VersionDocument> {
-        let hash = version.openapi_hash()?;
-        if is_known(hash) {
-            return Some(VersionDocument { hash: hash.to_owned(), body: None });
-        }
-        let body = self.kept().get(hash)?.clone();
-        Some(VersionDocument { hash: hash.to_owned(), body: Some(body) })
+    fn get(&self, hash: &str) -> Option<Packed> {
+        self.kept().get(hash).cloned()
     }
 
-    /// Builds the document, unless another request did so meanwhile. Returns whether this call keeps its bytes.
-    fn build(&self, version: &GroupVersion, is_known: impl Fn(&str) -> bool) -> (VersionDocument, bool) {
+    /// Builds the document, unless another request did so meanwhile. Returns whether this call keeps it.
+    fn build(
+        &self,
+        hash: &str,
+        write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Option<(Packed, bool)> {
         let _alone = self.building.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = self.get(version, &is_known) {
-            return (found, false);
+        if let Some(found) = self.get(hash) {
+            return Some((found, false));
         }
-        let openapi::Document { body, hash } = openapi::document(version);
-        let body = Bytes::from(body.into_boxed_slice());
-        let is_kept = self.keep(&hash, &body);
-        let body = Some(body).filter(|_| !is_known(&hash));
-        (VersionDocument { hash, body }, is_kept)
+        let body = Packed::new(write).ok()?;
+        let is_kept = self.keep(hash, &body);
+        Some((body, is_kept))
     }
 
-    /// Keeps the bytes of a document, unless the total would exceed the limit. Returns whether the bytes are kept.
-    fn keep(&self, hash: &str, body: &Bytes) -> bool {
+    /// Keeps a document, unless the total would exceed the limit. Returns whether the document is kept.
+    fn keep(&self, hash: &str, body: &Packed) -> bool {
         let mut kept = self.kept();
-        let size: usize = kept.values().map(Bytes::len).sum();
+        let size: usize = kept.values().map(Packed::len).sum();
         let fits = size + body.len() <= MAX_KEPT;
         if fits {
             kept.insert(hash.to_owned(), body.clone());
@@ -105,29 +115,52 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_document_is_built_once_while_its_bytes_are_kept() {
+    #[tokio::test]
+    async fn a_document_is_built_once_while_it_is_kept() {
         let resources = crate::registry::Registry::new(&RuntimeConfig::default()).load();
-        let version = openapi::group_version(&resources, "apis/apps/v1").unwrap();
-        let documents = VersionDocuments::default();
-        let (built, is_kept) = documents.build(version, |_| false);
+        let documents = Arc::new(VersionDocuments::default());
+        let find = |known: &str| documents.find(&resources, "apis/apps/v1", |hash| hash == known).unwrap();
+        let built = find("");
         let body = built.body.clone().unwrap();
-        assert!(is_kept && built.hash == openapi::hash(&body));
-        let (again, is_kept) = documents.build(version, |_| false);
-        assert!(!is_kept && again == built);
-        assert_eq!(again.body.unwrap().as_ptr(), body.as_ptr(), "the bytes are shared");
+        // The bytes are shared.
+        let again = documents.with_hash(&built.hash, |_| panic!("the document is built again")).unwrap();
+        assert_eq!(again.gzip().unwrap().as_ptr(), body.gzip().unwrap().as_ptr());
         // A client that has the document causes no build, even if the server no longer has the bytes.
         documents.kept().clear();
-        let known = documents.get(version, |hash| hash == built.hash);
-        assert_eq!(known, Some(VersionDocument { body: None, ..built }));
-        assert_eq!(documents.get(version, |_| false), None);
+        assert_eq!(find(&built.hash), VersionDocument { body: None, ..built.clone() });
+        assert!(documents.kept().is_empty());
+        assert_eq!(find(""), built);
+        assert_eq!(documents.find(&resources, "apis/none/v1", |_| false), None);
+        let failed = documents.with_hash("other", |_| Err(io::ErrorKind::Other.into()));
+        assert!(failed.is_none() && documents.get("other").is_none());
+    }
+
+    #[test]
+    fn concurrent_requests_share_a_build() {
+        let documents = VersionDocuments::default();
+        let builds = Mutex::new(0);
+        let write = |out: &mut dyn Write| {
+            *builds.lock().unwrap() += 1;
+            out.write_all(b"text")
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| documents.build("a", write).unwrap());
+            }
+        });
+        assert_eq!(*builds.lock().unwrap(), 1);
     }
 
     #[test]
     fn documents_beyond_the_limit_are_not_kept() {
         let documents = VersionDocuments::default();
-        assert!(documents.keep("a", &Bytes::from(vec![0; MAX_KEPT - 1])));
-        assert!(!documents.keep("b", &Bytes::from_static(b"xx")));
-        assert!(documents.keep("c", &Bytes::from_static(b"x")));
+        let small = Packed::new(|out| out.write_all(b"x")).unwrap();
+        let count = MAX_KEPT / small.len();
+        for number in 0..count {
+            assert!(documents.keep(&number.to_string(), &small));
+        }
+        assert!(!documents.keep("more", &small));
+        documents.kept().remove("0");
+        assert!(documents.keep("more", &small));
     }
 }

@@ -48,6 +48,7 @@ const STREAM_METHODS: &[&str] = &["get", "post"];
 const PROXY_METHODS: &[&str] = &["delete", "get", "head", "options", "patch", "post", "put"];
 
 /// A path and its operations.
+#[derive(Clone, Hash)]
 pub(super) struct PathItem<'a> {
     pub(super) path: String,
     /// The kind in the description of the parameter `name`.
@@ -56,6 +57,7 @@ pub(super) struct PathItem<'a> {
 }
 
 /// An operation.
+#[derive(Clone, Hash)]
 pub(super) struct Operation<'a> {
     /// HTTP method in lower case.
     pub(super) method: &'static str,

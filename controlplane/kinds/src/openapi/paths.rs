@@ -41,10 +41,10 @@ impl<'a> Operations<'a> {
         serde_json::from_str(text).unwrap_or_default()
     }
 
-    /// The parameters that the operations of version 2 refer to.
-    pub(super) fn shared(&self) -> Map<String, Value> {
+    /// The parameters that the operations of version 2 refer to, as JSON text.
+    pub(super) fn shared(&self) -> BTreeMap<String, Box<RawValue>> {
         let shared = self.parameters.iter().filter(|(key, _)| is_shared(key));
-        shared.map(|(key, parameter)| (key.clone(), parameter.clone())).collect_map()
+        shared.filter_map(|(key, parameter)| Some((key.clone(), to_raw_value(parameter).ok()?))).collect_map()
     }
 
     /// Paths with their items as JSON text, which takes less memory than trees.
@@ -225,11 +225,10 @@ mod tests {
 
     use super::*;
     use crate::kind::built_in;
-    use crate::openapi::{document, group_version, v2};
+    use crate::openapi::{tests::read, v2};
 
     fn paths_of(path: &str) -> Map<String, Value> {
-        let document = document(group_version(built_in(), path).unwrap());
-        let mut document: Value = serde_json::from_slice(&document.body).unwrap();
+        let mut document = read(path);
         let Value::Object(paths) = document["paths"].take() else { panic!("{path} has no paths") };
         paths
     }
@@ -340,7 +339,7 @@ mod tests {
 
     #[test]
     fn both_versions_have_the_same_paths_and_operations() {
-        let old = v2::json(built_in());
+        let old = v2::of_built_in(built_in());
         let old = |path: &str| -> Value { serde_json::from_str(old.paths[path].get()).unwrap() };
         for path in ["api/v1", "apis/storage.k8s.io/v1", "apis/authorization.k8s.io/v1"] {
             for (path, new) in paths_of(path) {

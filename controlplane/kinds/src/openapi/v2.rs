@@ -3,106 +3,144 @@
 //! kubectl uses it to validate what the API server cannot, such as `kind: List`. Message and field numbers:
 //! `openapiv2/OpenAPIv2.proto` of gnostic.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::HashSet;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::hash::Hash as _;
+use std::sync::Arc;
 
 use coracle_values::CollectMap;
-use serde_json::value::RawValue;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Map, Value, json};
 
+use super::fingerprint::Fingerprint;
 use super::paths::{Form, Operations, V2, V3};
-use super::{list, operation};
+use super::{Definitions, Subject, list, operation};
 use crate::kind::built_in;
-use crate::resource::Resources;
-use crate::schema::model::{definitions_text, operations_text};
+use crate::resource::{Resource, Resources};
+use crate::schema::model::operations_text;
+
+/// Members of a section by name, as JSON text. Trees take several times as much memory.
+pub type Section = BTreeMap<String, Box<RawValue>>;
 
 /// The document.
-#[derive(Debug, serde::Serialize)]
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
 pub struct Document {
-    /// The path items as JSON text, which takes less memory than trees.
-    pub paths: BTreeMap<String, Box<RawValue>>,
-    /// The other sections, such as `definitions` and `parameters`.
-    #[serde(flatten)]
-    pub rest: Value,
+    swagger: String,
+    info: Value,
+    /// The path items.
+    pub paths: Section,
+    /// The schemas.
+    pub definitions: Section,
+    /// The parameters that operations share.
+    pub parameters: Section,
+    #[serde(rename = "securityDefinitions")]
+    security_definitions: Value,
+    security: Value,
 }
 
-/// The document of these resources.
-pub fn json(set: &Resources) -> Document {
-    let (text, operations) = (definitions_text(), operations_text());
-    let file: Value = serde_json::from_str(&text).unwrap_or_default();
-    let operations = Operations::read(&operations);
-    let served: HashSet<&str> = set.iter().map(|resource| &*resource.schema).collect();
+/// The hash of the document of these resources. It changes if and only if the document changes.
+pub fn hash(set: &Resources) -> String {
+    let mut hash = Fingerprint::new();
+    for version in set.group_versions() {
+        Subject::of(version).hash().hash(&mut hash);
+    }
+    hash.text()
+}
+
+/// The document of the built-in kinds. [`Document::add_custom`] adds the others.
+pub fn of_built_in(set: &Resources) -> Document {
+    let texts = super::Texts::load();
+    let all = Definitions::read(&texts);
+    let mut items = super::common_paths(set);
+    let versions = set.group_versions().iter().filter(|version| super::is_built_in(version));
+    items.extend(versions.map(|version| operation::of_group_version(version)));
+    let mut document = Document {
+        swagger: "2.0".to_owned(),
+        info: json!({"title": "Kubernetes", "version": all.version}),
+        paths: all.operations.texts(items, Form::V2).into_iter().collect_map(),
+        definitions: definitions(set, &all),
+        parameters: all.operations.shared(),
+        security_definitions: json!({"BearerToken": super::security_scheme()}),
+        security: json!([{"BearerToken": []}]),
+    };
+    document.add(&all.operations, set.iter().filter(|kind| kind.is_built_in()));
+    document
+}
+
+/// The definitions of the served built-in kinds, and all definitions that are not those of kinds.
+fn definitions(set: &Resources, all: &Definitions<'_>) -> Section {
+    let served = set.iter().filter(|kind| kind.is_built_in());
+    let served: HashSet<&str> = served.map(|kind| &*kind.schema).collect();
     let known: HashSet<&str> = built_in().iter().map(|resource| &*resource.schema).collect();
     let is_served = |name: &str| {
         let kind = name.strip_suffix("List").filter(|kind| known.contains(*kind)).unwrap_or(name);
         served.contains(kind) || !known.contains(kind)
     };
-    let definitions = file["definitions"].as_object().into_iter().flatten();
-    let built_in = definitions
-        .filter(|(name, _)| is_served(name))
-        .map(|(name, schema)| (name.clone(), schema_of(schema)));
-    let further = operations.definitions.iter().filter(|(name, _)| is_served(name));
-    let further = further.filter_map(|(name, text)| {
-        let schema: Value = serde_json::from_str(text.get()).ok()?;
-        Some(((*name).to_owned(), schema_of(&schema)))
+    let served = all.texts.iter().filter(|(name, _)| is_served(name));
+    let converted = served.filter_map(|(name, schema)| {
+        let schema: Value = serde_json::from_str(schema.get()).ok()?;
+        Some(((*name).to_owned(), to_raw_value(&schema_of(&schema)).ok()?))
     });
-    let custom = set.iter().filter_map(|resource| {
-        let schema = resource.definition_v2.as_deref().or(resource.definition.as_deref())?;
-        Some((resource.schema.clone().into_owned(), schema_of(schema)))
-    });
-    let typed = &file["definitions"][super::DELETE_OPTIONS];
-    let lists = set.iter().filter_map(|resource| list::custom(resource, typed));
-    let lists = lists.map(|(name, schema)| (name, schema_of(&schema)));
-    let definitions: Map<String, Value> = built_in.chain(further).chain(lists).chain(custom).collect_map();
-    let mut rest = json!({
-        "swagger": "2.0",
-        "info": {"title": "Kubernetes", "version": file["version"]},
-        "securityDefinitions": {"BearerToken": super::security_scheme()},
-        "security": [{"BearerToken": []}],
-    });
-    rest["definitions"] = definitions.into();
-    rest["parameters"] = operations.shared().into();
-    Document { paths: paths(set, &operations), rest }
+    converted.collect_map()
 }
 
-/// The paths of the resources, of their group versions and groups, and of the server.
-fn paths(set: &Resources, operations: &Operations<'_>) -> BTreeMap<String, Box<RawValue>> {
-    let mut items = operation::of_server();
-    let mut groups = BTreeSet::new();
-    for version in set.group_versions() {
-        if version.resources.iter().any(|kind| kind.is_built_in()) {
-            items.push(operation::of_group_version(version));
-            groups.insert(&*version.group);
+// === impl Document ===
+
+impl Document {
+    /// Adds the paths and the definitions of custom resources.
+    pub fn add_custom(&mut self, set: &Resources) {
+        let text = operations_text();
+        self.add(&Operations::read(&text), set.iter().filter(|kind| !kind.is_built_in()));
+    }
+
+    /// Adds the paths of kinds, and the definitions that the kinds have themselves. Other definitions of the same name
+    /// stay.
+    fn add<'a>(&mut self, operations: &Operations<'_>, kinds: impl Iterator<Item = &'a Arc<Resource>>) {
+        let typed = self.definitions.get(super::DELETE_OPTIONS);
+        let typed: Option<Value> = typed.and_then(|text| serde_json::from_str(text.get()).ok());
+        let typed = typed.unwrap_or_default();
+        for kind in kinds {
+            self.paths.extend(operations.texts(operation::of_kind(kind), Form::V2));
+            let own = kind.definition_v2.as_deref().or(kind.definition.as_deref());
+            let own = own.map(|schema| (kind.schema.clone().into_owned(), schema_of(schema)));
+            let list = list::custom(kind, &typed).map(|(name, schema)| (name, schema_of(&schema)));
+            for (name, schema) in own.into_iter().chain(list) {
+                if let (Entry::Vacant(free), Ok(text)) = (self.definitions.entry(name), to_raw_value(&schema))
+                {
+                    free.insert(text);
+                }
+            }
         }
     }
-    items.extend(groups.into_iter().filter(|group| !group.is_empty()).map(operation::of_group));
-    let mut found: BTreeMap<_, _> = operations.texts(items, Form::V2).into_iter().collect_map();
-    for kind in set.iter() {
-        found.extend(operations.texts(operation::of_kind(kind), Form::V2));
-    }
-    found
+}
+
+/// The members of a section as trees, one after the other.
+fn trees(section: &Section) -> impl Iterator<Item = (&String, Value)> {
+    section.iter().map(|(name, text)| (name, serde_json::from_str(text.get()).unwrap_or_default()))
 }
 
 /// A document as protobuf. It has only those paths that have a PATCH, and of these only the PATCH: kubectl reads no
 /// other operations.
 pub fn protobuf(document: &Document) -> Vec<u8> {
-    let (paths, document) = (&document.paths, &document.rest);
     let mut message = Message::default();
-    message.text(1, &document["swagger"]);
+    message.bytes(1, document.swagger.as_bytes());
     let mut info = Message::default();
-    info.text(1, &document["info"]["title"]);
-    info.text(2, &document["info"]["version"]);
+    info.text(1, &document.info["title"]);
+    info.text(2, &document.info["version"]);
     message.message(2, info);
+    let shared: Map<String, Value> =
+        trees(&document.parameters).map(|(name, value)| (name.clone(), value)).collect_map();
+    let shared = Value::Object(shared);
     let mut all = Message::default();
-    for (path, item) in paths {
-        let item: Value = serde_json::from_str(item.get()).unwrap_or_default();
+    for (path, item) in trees(&document.paths) {
         if item["patch"].is_object() {
-            all.message(2, named(path, path_item(&item, &document["parameters"])));
+            all.message(2, named(path, path_item(&item, &shared)));
         }
     }
     message.message(8, all);
     let mut all = Message::default();
-    for (name, schema) in entries(&document["definitions"]) {
-        all.message(1, named(name, encoded(schema)));
+    for (name, schema) in trees(&document.definitions) {
+        all.message(1, named(name, encoded(&schema)));
     }
     message.message(9, all);
     message.0
@@ -285,7 +323,7 @@ fn path_item(item: &Value, shared: &Value) -> Message {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kind::built_in;
+    use crate::openapi::tests::custom;
     use crate::protobuf::wire::{Reader, WireValue};
 
     /// The messages and texts with a field number.
@@ -300,38 +338,73 @@ mod tests {
         found
     }
 
+    fn definition(name: &str) -> Value {
+        serde_json::from_str(of_built_in(built_in()).definitions[name].get()).unwrap()
+    }
+
+    #[test]
+    fn the_hash_changes_with_each_group_version() {
+        let with = |description: &str| {
+            let custom = Arc::new(custom("Cup", description, |_| {}));
+            hash(&built_in().with(&[custom]).unwrap())
+        };
+        assert_eq!(with("A cup."), with("A cup."));
+        let hashes = [hash(built_in()), with("A cup."), with("A mug.")];
+        assert_eq!(HashSet::from(hashes).len(), 3);
+    }
+
+    #[test]
+    fn custom_resources_are_added_and_replace_no_definition() {
+        let pod = |kind: &mut Resource| kind.schema = "io.k8s.api.core.v1.Pod".into();
+        let mug = custom("Mug", "A mug.", pod);
+        let set = built_in().with(&[Arc::new(custom("Cup", "A cup.", |_| {}))]).unwrap();
+        let set = set.with(&[Arc::new(mug)]).unwrap();
+        let mut document = of_built_in(&set);
+        let before = document.definitions["io.k8s.api.core.v1.Pod"].get().to_owned();
+        assert!(!document.definitions.contains_key("example.a.v1.Cup"));
+        document.add_custom(&set);
+        assert_eq!(document.definitions["io.k8s.api.core.v1.Pod"].get(), before);
+        let list: Value = serde_json::from_str(document.definitions["example.a.v1.CupList"].get()).unwrap();
+        let items = &list["properties"]["items"]["items"]["$ref"];
+        assert_eq!(*items, "#/definitions/example.a.v1.Cup");
+        assert!(document.definitions["example.a.v1.Cup"].get().contains("A cup."));
+        for path in ["cups", "namespaces/{namespace}/mugs/{name}"] {
+            assert!(document.paths.contains_key(&format!("/apis/a.example/v1/{path}")), "{path}");
+        }
+        // Built-in kinds with definitions of their own.
+        assert!(document.definitions.keys().any(|name| name.ends_with("PodMetricsList")));
+    }
+
     #[test]
     fn every_reference_leads_to_a_definition() {
-        let document = json(built_in());
+        let document = of_built_in(built_in());
         let text = serde_json::to_string(&document).unwrap();
         assert!(!text.contains("#/components/") && !text.contains("\"allOf\":["));
         for section in ["definitions", "parameters"] {
             let start = format!("\"$ref\":\"#/{section}/");
             let references = text.split(&start).skip(1);
             for name in references.filter_map(|rest| rest.split('"').next()) {
-                assert!(document.rest[section].get(name).is_some(), "{name}");
+                let all = if section == "definitions" { &document.definitions } else { &document.parameters };
+                assert!(all.contains_key(name), "{name}");
             }
         }
     }
 
     #[test]
     fn defaults_are_omitted_and_fields_of_that_name_stay() {
-        let definitions = &json(built_in()).rest["definitions"];
-        let port = &definitions["io.k8s.api.core.v1.ContainerPort"]["properties"]["protocol"];
+        let port = &definition("io.k8s.api.core.v1.ContainerPort")["properties"]["protocol"];
         assert_eq!((&port["type"], port.get("default")), (&"string".into(), None));
-        let items = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"]["items"];
+        let items = &definition("io.k8s.api.core.v1.PodSpec")["properties"]["containers"]["items"];
         assert_eq!(*items, serde_json::json!({"$ref": "#/definitions/io.k8s.api.core.v1.Container"}));
-        let limits = &definitions["io.k8s.api.core.v1.LimitRangeItem"]["properties"]["default"];
+        let limits = &definition("io.k8s.api.core.v1.LimitRangeItem")["properties"]["default"];
         assert_eq!(limits["type"], "object");
     }
 
     #[test]
     fn scalars_have_the_type_of_their_text() {
-        let document = json(built_in()).rest;
-        let scalars = &document["definitions"]["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
+        let scalars = definition("io.k8s.apimachinery.pkg.util.intstr.IntOrString");
         assert_eq!((&scalars["type"], &scalars["format"]), (&"string".into(), &"int-or-string".into()));
-        let policy =
-            &document["definitions"]["io.k8s.api.core.v1.Container"]["properties"]["imagePullPolicy"];
+        let policy = &definition("io.k8s.api.core.v1.Container")["properties"]["imagePullPolicy"];
         assert_eq!(under(&encoded(policy).0, 20).len(), 3);
     }
 
@@ -353,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_kind_is_found_in_the_message_by_its_extension() {
-        let bytes = protobuf(&json(built_in()));
+        let bytes = protobuf(&of_built_in(built_in()));
         assert_eq!(under(&bytes, 1), [b"2.0"]);
         let definitions = under(&bytes, 9)[0];
         let pod =

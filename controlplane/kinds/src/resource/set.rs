@@ -38,14 +38,14 @@ pub struct GroupVersion {
     pub version: Box<str>,
     /// Its resources, in the order of their names.
     pub resources: Vec<Arc<Resource>>,
-    /// Content hash of its OpenAPI v3 document.
+    /// Hash of its OpenAPI v3 document.
     pub(crate) openapi_hash: OnceLock<String>,
 }
 
 // === impl GroupVersion ===
 
 impl GroupVersion {
-    /// The content hash of its OpenAPI v3 document. `None` until the document has been built.
+    /// The hash of its OpenAPI v3 document. `None` until it is computed.
     pub fn openapi_hash(&self) -> Option<&str> {
         self.openapi_hash.get().map(String::as_str)
     }

@@ -6,7 +6,7 @@ use super::*;
 use crate::kind::built_in;
 
 /// A custom resource without rules.
-struct Free;
+pub(crate) struct Free;
 
 impl Strategy for Free {
     fn decode(&self, parsed: Parsed, _: FieldValidation) -> Result<(Value, Vec<String>), SchemaError> {

@@ -1,5 +1,7 @@
 //! Responses that must be equal to upstream's responses, because clients depend on them.
 
+use std::io::Read as _;
+
 use super::*;
 
 const SERVICES: &str = "/api/v1/namespaces/default/services";
@@ -330,6 +332,40 @@ async fn the_openapi_document_comes_as_protobuf_or_json() {
     }
     let other = server.send(admin(), accepting("GET", "/openapi/v2", "text/html", json!({}))).await;
     assert_eq!(other.code, 406);
+}
+
+#[tokio::test]
+async fn openapi_documents_are_the_same_with_and_without_gzip() {
+    let server = Fixture::new().await;
+    let get = async |path: &str, accept: &str, coding: &str| {
+        let request = Request::get(path).header("accept", accept).header("accept-encoding", coding);
+        let request = request.body(Full::<Bytes>::default()).unwrap();
+        let (parts, body) = server.api.handle(request, Some(admin())).await.into_parts();
+        let is_compressed = parts.headers.contains_key("content-encoding");
+        let body = body.collect().await.unwrap().to_bytes();
+        let mut text = Vec::new();
+        if is_compressed {
+            flate2::read::GzDecoder::new(&*body).read_to_end(&mut text).unwrap();
+        } else {
+            text.extend_from_slice(&body);
+        }
+        (parts.headers["etag"].clone(), is_compressed, text)
+    };
+    let json = "application/json";
+    for (path, is_large) in
+        [("/openapi/v2", true), ("/openapi/v3/api/v1", true), ("/openapi/v3/apis/apps", false)]
+    {
+        let (plain, packed) = (get(path, json, "identity").await, get(path, json, "gzip").await);
+        assert_eq!((plain.1, packed.1), (false, is_large), "{path}");
+        assert!(plain.0 == packed.0 && plain.2 == packed.2, "{path}");
+        let plain: Value = serde_json::from_slice(&plain.2).unwrap();
+        for coding in ["identity", "gzip"] {
+            // YAML in flow style is JSON.
+            let yaml = get(path, "application/yaml", coding).await;
+            assert!(serde_json::from_slice::<Value>(&yaml.2).unwrap() == plain, "{path} {coding}");
+        }
+    }
+    assert_eq!(server.get("/openapi/v3/apis/none").await.code, 404);
 }
 
 #[tokio::test]

@@ -216,6 +216,7 @@ async fn documents_have_the_subresources_and_the_lists_of_a_custom_resource() {
     let known = |root: &Value| !root["paths"]["apis/example.com/v1"].is_null();
     until(&server, "/openapi/v3", known).await;
     let document = server.get("/openapi/v3/apis/example.com/v1").await.body;
+    assert_eq!(document["info"]["title"], "Kubernetes CRD Swagger");
     let (paths, schemas) = (&document["paths"], &document["components"]["schemas"]);
     let base = "/apis/example.com/v1/namespaces/{namespace}/foos";
     let own = json!({"group": "example.com", "kind": "Foo", "version": "v1"});

@@ -134,6 +134,7 @@ async fn documents_follow_the_resources() {
     let server = Fixture::new().await;
     let hash = |root: &Value, path: &str| root["paths"][path]["serverRelativeURL"].clone();
     let before = server.get("/openapi/v3").await.body;
+    let tag = server.get("/openapi/v2").await.headers["etag"].clone();
     server.api.add_resource(&[Arc::new(widgets("v1"))]).await.unwrap();
     let list = server.get("/apis/example.com/v1").await.body;
     assert_eq!(list["resources"][0]["name"], "widgets");
@@ -142,12 +143,15 @@ async fn documents_follow_the_resources() {
     assert_eq!(hash(&before, "apis/apps/v1"), hash(&after, "apis/apps/v1"));
     let document = server.get(hash(&after, "apis/example.com/v1").as_str().unwrap()).await.body;
     assert_eq!(document["components"]["schemas"]["com.example.v1.Widget"]["description"], "A widget.");
-    let v2 = server.get("/openapi/v2").await.body;
+    let v2 = server.get("/openapi/v2").await;
+    assert_ne!(v2.headers["etag"], tag);
+    let v2 = v2.body;
     assert_eq!(v2["definitions"]["com.example.v1.Widget"]["description"], "A widget.");
     server.api.remove_resource("example.com", "widgets").await;
     assert_eq!(server.get("/apis/example.com/v1").await.code, 404);
     assert_eq!(server.get("/apis/example.com").await.code, 404);
     assert_eq!(server.get("/openapi/v3").await.body, before);
+    assert_eq!(server.get("/openapi/v2").await.headers["etag"], tag);
 }
 
 #[tokio::test]
