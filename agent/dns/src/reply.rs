@@ -21,8 +21,8 @@ const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
 
-/// Maximum aliases of the cluster that are followed, as in CoreDNS.
-const ALIASES_MAX: usize = 7;
+/// Maximum aliases of the cluster in an answer. CoreDNS follows `maxCnameChainLength` (10) aliases after the first one.
+const ALIASES_MAX: usize = 11;
 
 /// The protocol of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -60,10 +60,9 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
         [name, namespace, "svc"] => Owner::Service { name, namespace },
         [host, name, namespace, "svc"] => Owner::Endpoint { host, name, namespace },
         [port, protocol, name, namespace, "svc"] => {
-            match (port.strip_prefix('_'), protocol.strip_prefix('_')) {
-                (Some(port), Some(protocol)) => Owner::Port { port, protocol, name, namespace },
-                _ => Owner::Unknown,
-            }
+            // As in CoreDNS, the underscores may be missing.
+            let [port, protocol] = [port, protocol].map(|label| label.strip_prefix('_').unwrap_or(label));
+            Owner::Port { port, protocol, name, namespace }
         }
         [address, namespace, "pod"] => {
             parse_dashed_address(address).map_or(Owner::Unknown, |address| Owner::Pod { address, namespace })
