@@ -27,6 +27,7 @@ mod metrics;
 mod reply;
 mod server;
 mod servers;
+mod summary;
 mod tcp;
 mod zone;
 
