@@ -18,8 +18,8 @@ const GENERATION_ENTRIES: usize = 4096;
 const GENERATION_BYTES: usize = 4 << 20;
 /// Maximum bytes of the large answers and their names in each of the two generations: 4 MiB in total.
 const LARGE_GENERATION_BYTES: usize = 2 << 20;
-/// Maximum bytes of the names of the records of a small answer that is stored, without compression. Each use of the answer
-/// decodes the names, and a compressed answer of 4 KiB can contain 80 KiB of names.
+/// Maximum bytes of all names in a stored small answer, without compression. Each use of the answer decodes the names,
+/// and a compressed answer of 4 KiB can contain 80 KiB of names.
 const MAX_NAME_BYTES: usize = 24 << 10;
 /// Time for which the failure of all servers is used, as in CoreDNS (RFC 9520 requires at least a second).
 const FAILURE_TTL: Duration = Duration::from_secs(5);
@@ -152,7 +152,7 @@ impl Cache {
         own.insert(question, entry, &mut self.evictions);
     }
 
-    /// Stores that the servers cannot answer a question. An expired answer is more useful, so it stays.
+    /// Stores that the servers cannot answer a question. A stored answer stays, also an expired one: it is more useful.
     pub(crate) fn put_failure(&mut self, question: Question) {
         if self.get(&question).is_some() {
             return;

@@ -25,9 +25,8 @@ const SKIPPED_MAX: usize = 16;
 const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
-/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
-/// bytes that are pointers by chance: of messages with 16 KiB of random data, fewer than one in 200,000 has a longer
-/// chain.
+/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers,
+/// but of messages with 16 KiB of random data, fewer than one in 200,000 has a longer chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;

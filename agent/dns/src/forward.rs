@@ -1,7 +1,7 @@
 //! Forwarder for names outside the cluster: sends queries to other servers, and caches their answers.
 //!
-//! Concurrent equal questions share one query. So a flood of questions multiplies neither the queries nor the chance of
-//! a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
+//! Concurrent equal questions share one query. Otherwise an attacker could repeat a question, and each query would be
+//! another chance for a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
 //! is renewed before it expires.
 
 use std::collections::HashMap;
@@ -29,9 +29,9 @@ use crate::summary::Summary;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Divisor of the maximum of concurrent queries: a renewal of a cached answer starts only if fewer than one eighth of
-/// the maximum are pending. Without this limit, clients could cause any number of renewals: a renewal has no permit of
-/// a client, and clients choose the names that are renewed.
+/// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of the
+/// maximum are pending. A renewal needs no permit of a client, so without this limit clients could cause any number of
+/// renewals.
 const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives. All waiting clients share it.

@@ -286,7 +286,7 @@ impl Response {
         self
     }
 
-    /// Number of records of the encoded reply, if its size had no limit. An answer that is not decoded counts as large.
+    /// Number of records of the reply, without regard to its maximum size. An answer that is not decoded counts as large.
     pub(crate) fn records(&self) -> usize {
         if self.undecoded.is_some() {
             return SMALL_RECORDS + 1;

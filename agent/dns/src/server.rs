@@ -25,7 +25,7 @@ use crate::zone::Zone;
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
 /// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
-/// descriptors. A waiting query has no descriptor, but it may start a query to a server, which has a descriptor.
+/// descriptors: each waiting query may start a query to a server, which needs a descriptor.
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;

@@ -54,8 +54,8 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. `most` is a number of
-    /// records for which the reply has no room. An answer with more records is built up to about this number.
+    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. The answer is built up
+    /// to about `most` records: a reply has no room for that many.
     pub(crate) fn answer_up_to(&self, name: &Name, kind: RecordType, most: usize) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
@@ -275,7 +275,7 @@ impl Lookup<'_> {
         let fits = |name: &str, protocol: &str| only.is_none_or(|port| port.matches(name, protocol));
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<SrvTarget> = Vec::new();
-        // Several targets may have the same record: those of an endpoint with two addresses, or in two slices.
+        // Several targets may become one record: those of an endpoint with two addresses, or of one in two slices.
         let most = self.most.saturating_mul(4).min(RECORDS_MAX);
         if is_headless(service) {
             // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never
