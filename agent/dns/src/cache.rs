@@ -134,22 +134,22 @@ impl Cache {
         self.evictions
     }
 
-    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. `message` has no records if the answer is
-    /// large.
+    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. `message` has no records if the
+    /// answer is large.
     pub(crate) fn put(&mut self, question: Question, message: &Message, summary: Summary, bytes: Arc<[u8]>) {
-        let Summary { code, is_positive, lifetime: Some(lifetime), .. } = summary else { return };
-        if lifetime.is_zero() || name_bytes(message) > MAX_NAME_BYTES {
+        let Summary { code, is_positive, lifetime, .. } = summary;
+        if !matches!(code, ResponseCode::NoError | ResponseCode::NXDomain) {
             return;
         }
-        let is_large = bytes.len() > SMALL_BYTES;
+        // An older answer is wrong now, even if the new answer is not stored (RFC 8767, section 4).
+        self.small.remove(&question);
+        self.large.remove(&question);
+        let is_stored = |lifetime: &Duration| !lifetime.is_zero() && name_bytes(message) <= MAX_NAME_BYTES;
+        let Some(lifetime) = lifetime.filter(is_stored) else { return };
+        let generations = if bytes.len() > SMALL_BYTES { &mut self.large } else { &mut self.small };
         let stored = Instant::now();
         let entry = Entry { message: bytes, code, stored, lifetime, uses: 0, is_positive };
-        let (own, other) = match is_large {
-            true => (&mut self.large, &mut self.small),
-            false => (&mut self.small, &mut self.large),
-        };
-        other.remove(&question);
-        own.insert(question, entry, &mut self.evictions);
+        generations.insert(question, entry, &mut self.evictions);
     }
 
     /// Stores that the servers cannot answer a question. A stored answer stays, also an expired one: it is more useful.
@@ -305,6 +305,19 @@ mod tests {
             cache.store(question(number), &answer);
             assert_eq!(cache.get(&question(number)).is_some(), is_stored, "{count} names");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_stored_removes_an_older_one() {
+        let mut cache = Cache::default();
+        cache.store(question(1), &message(10));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        let mut refused = message(10);
+        refused.metadata.response_code = ResponseCode::FormErr;
+        cache.store(question(1), &refused);
+        assert_eq!(cache.left(&question(1)), Some((30, false)), "a failure removes no answer");
+        cache.store(question(1), &message(0));
+        assert!(cache.get(&question(1)).is_none());
     }
 
     #[tokio::test(start_paused = true)]

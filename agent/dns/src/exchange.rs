@@ -1,5 +1,5 @@
-//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. If the answer by TCP cannot be used, the
-//! truncated answer is used.
+//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. If the answer by TCP cannot be used,
+//! the truncated answer is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -146,8 +146,8 @@ fn decode(bytes: &[u8]) -> io::Result<Message> {
     Ok(message)
 }
 
-/// Whether a message may have a long chain of compression pointers. Any two bytes can be a pointer. A pointer points to an
-/// earlier byte (RFC 1035, section 4.1.4), so one pass over the bytes finds all chains.
+/// Whether a message may have a long chain of compression pointers. Any two bytes can be a pointer. A pointer points to
+/// an earlier byte (RFC 1035, section 4.1.4), so one pass over the bytes finds all chains.
 fn has_long_chain(bytes: &[u8]) -> bool {
     const POINTER: u8 = 0b1100_0000;
     let mut lengths: Vec<u8> = Vec::with_capacity(bytes.len().min(POINTER_REACH));
@@ -228,8 +228,8 @@ mod tests {
 
     use super::*;
 
-    /// A message whose first record has a chain of compression pointers in its data. The name of each further record is at
-    /// the end of the chain.
+    /// A message whose first record has a chain of compression pointers in its data. The name of each further record is
+    /// at the end of the chain.
     fn with_chain(length: u16, records: u16) -> Vec<u8> {
         // A header, then a record of the root with the type NULL (10).
         let mut bytes = vec![0, 1, 0x80, 0, 0, 0];

@@ -1,8 +1,8 @@
 //! Forwarder for names outside the cluster: sends queries to other servers, and caches their answers.
 //!
 //! Concurrent equal questions share one query. Otherwise an attacker could repeat a question, and each query would be
-//! another chance for a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
-//! is renewed before it expires.
+//! another chance for a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A
+//! frequently used answer is renewed before it expires.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,9 +29,9 @@ use crate::summary::Summary;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of the
-/// maximum are pending. A renewal needs no permit of a client, so without this limit clients could cause any number of
-/// renewals.
+/// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of
+/// the maximum are pending. A renewal needs no permit of a client, so without this limit clients could cause any number
+/// of renewals.
 const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives. All waiting clients share it.
@@ -102,8 +102,8 @@ impl Upstream {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried for
-    /// some time.
+    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried
+    /// for some time.
     pub(crate) fn detect_loop(&self, question: &Question) -> bool {
         self.servers.detect_loop(&question.name, question.kind)
     }
@@ -189,8 +189,8 @@ impl Upstream {
         let own = PendingQuery { upstream: Arc::clone(self), question: question.clone(), client };
         tokio::spawn(async move {
             let answer = own.upstream.query_servers(&own.question, own.client).await;
-            // Remove the query and its permit before the waiting clients continue. A later question finds the answer in the
-            // cache.
+            // Remove the query and its permit before the waiting clients continue. A later question finds the answer in
+            // the cache.
             drop((own, permit));
             result.send_replace(Some(answer));
         });

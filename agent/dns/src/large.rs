@@ -1,9 +1,9 @@
 //! Turns for work with large messages: to decode, build and encode them.
 //!
-//! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the decoding
-//! and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of the node.
-//! Clients take turns: one client with many large messages delays another client by one message. Small messages need no
-//! turn.
+//! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the
+//! decoding and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of
+//! the node. Clients take turns: one client with many large messages delays another client by one message. Small
+//! messages need no turn.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -286,7 +286,8 @@ impl Response {
         self
     }
 
-    /// Number of records of the reply, without regard to its maximum size. An answer that is not decoded counts as large.
+    /// Number of records of the reply, without regard to its maximum size. An answer that is not decoded counts as
+    /// large.
     pub(crate) fn records(&self) -> usize {
         if self.undecoded.is_some() {
             return SMALL_RECORDS + 1;
@@ -300,9 +301,9 @@ impl Response {
         count(&self.message) > SMALL_RECORDS
     }
 
-    /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section answer,
-    /// as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so its cost does
-    /// not depend on the number of further records.
+    /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section
+    /// answer, as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so
+    /// its cost does not depend on the number of further records.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         let Some((bytes, header)) = self.emit(None) else { return self.message.truncate().to_vec().ok() };
         // A message by TCP has the records for which there is room.

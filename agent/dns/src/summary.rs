@@ -1,7 +1,8 @@
 //! The summary of another server's answer: what the forwarder and the cache must know about it.
 //!
 //! The summary is read from the wire format in one pass. It decodes no names and no data of records, so it costs little
-//! for large answers too. A large answer is decoded later, for each reply, in the turn of the client that gets the reply.
+//! for large answers too. A large answer is decoded later, for each reply, in the turn of the client that gets the
+//! reply.
 
 use std::time::Duration;
 

@@ -54,8 +54,8 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. The answer is built up
-    /// to about `most` records: a reply has no room for that many.
+    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. The answer is built
+    /// up to about `most` records: a reply has no room for that many.
     pub(crate) fn answer_up_to(&self, name: &Name, kind: RecordType, most: usize) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
@@ -138,8 +138,8 @@ struct NamedPort<'a> {
 }
 
 impl NamedPort<'_> {
-    /// Whether a port has this name and this protocol. As in CoreDNS, `_._tcp` stands for all ports of the protocol, and
-    /// `_http._` for a port of any protocol.
+    /// Whether a port has this name and this protocol. As in CoreDNS, `_._tcp` stands for all ports of the protocol,
+    /// and `_http._` for a port of any protocol.
     fn matches(&self, name: &str, protocol: &str) -> bool {
         (self.name.is_empty() || self.name == name)
             && (self.protocol.is_empty() || self.protocol.eq_ignore_ascii_case(protocol))
@@ -379,8 +379,8 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// The answer for a name that is not among the endpoints of a service. With more endpoints than a query examines, the name
-/// may exist, so the answer is `SERVFAIL`.
+/// The answer for a name that is not among the endpoints of a service. With more endpoints than a query examines, the
+/// name may exist, so the answer is `SERVFAIL`.
 fn not_found(endpoints: &Endpoints<'_>) -> Answer {
     if endpoints.is_partial() { unknown() } else { absent() }
 }

@@ -318,8 +318,8 @@ async fn a_server_without_edns_is_queried_without_it() {
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
-/// A server that answers one question by TCP, with the records that `add` adds to the answer. Returns its address, and the
-/// task that ends when the answer is sent.
+/// A server that answers one question by TCP, with the records that `add` adds to the answer. Returns its address, and
+/// the task that ends when the answer is sent.
 async fn server_by_tcp(
     add: impl FnOnce(&mut Message, &Name) + Send + 'static,
 ) -> (SocketAddr, tokio::task::JoinHandle<()>) {
