@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hickory_proto::op::{
-    Edns, Header, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
+    Edns, Header, HeaderCounts, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
 };
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncoder};
@@ -310,9 +310,11 @@ impl Response {
         if !header.metadata.truncation || self.limit == u16::MAX {
             return Some(bytes);
         }
-        // The record of EDNS is not longer than any other record, so it fits into the place of the last one.
-        let kept =
-            usize::from(header.counts.answers).saturating_sub(usize::from(self.message.edns.is_some()));
+        // The record of EDNS is not longer than any other record. So it fits into the place of the first record after the
+        // answers, or of the last answer.
+        let HeaderCounts { answers, authorities, additionals, .. } = header.counts;
+        let has_room = self.message.edns.is_none() || authorities > 0 || additionals > 0;
+        let kept = usize::from(answers).saturating_sub(usize::from(!has_room));
         let (bytes, _) = self.emit(Some(kept))?;
         Some(bytes)
     }

@@ -79,6 +79,16 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
 }
 
 #[test]
+fn a_reply_without_room_for_additional_records_keeps_its_answers() {
+    let mut message = Message::clone(&answer(3));
+    message.additionals.clone_from(&answer(100).answers);
+    message.set_edns(Edns::new());
+    let short = Message::from_vec(&Response::new(message).encode().unwrap()).unwrap();
+    assert!(short.metadata.truncation && short.edns.is_some());
+    assert_eq!((short.answers.len(), short.additionals.len()), (3, 0));
+}
+
+#[test]
 fn negative_replies_have_the_zones_soa() {
     for (name, code) in [
         ("none.ns.svc.cluster.local.", ResponseCode::NXDomain),
