@@ -12,7 +12,8 @@ const STALE_TTL: u32 = 30;
 #[derive(Clone, Debug)]
 pub(crate) enum ServerAnswer {
     Decoded(Arc<Message>),
-    /// A large answer. A decoded message needs up to 100 times the memory, so the answer is decoded for one reply at a time.
+    /// A large answer. A decoded message needs up to 100 times the memory, so the answer is decoded for one reply at a
+    /// time.
     Large(LargeAnswer),
 }
 

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hickory_proto::op::{Message, OpCode, ResponseCode};
-use hickory_proto::rr::{Name, RData, RecordType};
+use hickory_proto::rr::{Name, RecordType};
 use tokio::time::Instant;
 
 use crate::answer::{LargeAnswer, ServerAnswer, Ttls};
 use crate::large::SMALL_BYTES;
+use crate::summary::Summary;
 
 /// Maximum answers in each of the two generations.
 const GENERATION_ENTRIES: usize = 4096;
@@ -17,14 +18,9 @@ const GENERATION_ENTRIES: usize = 4096;
 const GENERATION_BYTES: usize = 4 << 20;
 /// Maximum bytes of the large answers and their names in each of the two generations: 4 MiB in total.
 const LARGE_GENERATION_BYTES: usize = 2 << 20;
-/// Maximum bytes of the names of the records of a small answer that is stored, without compression. Each use of the answer
-/// decodes the names, and a compressed answer of 4 KiB can contain 80 KiB of names.
+/// Maximum bytes of all names in a stored small answer, without compression. Each use of the answer decodes the names,
+/// and a compressed answer of 4 KiB can contain 80 KiB of names.
 const MAX_NAME_BYTES: usize = 24 << 10;
-/// Maximum time for which an answer is used, even if its time to live is longer.
-const MAX_TTL: Duration = Duration::from_secs(3600);
-/// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
-/// visible soon.
-const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
 /// Time for which the failure of all servers is used, as in CoreDNS (RFC 9520 requires at least a second).
 const FAILURE_TTL: Duration = Duration::from_secs(5);
 /// Maximum time after expiry for which an answer is still used while no server responds (RFC 8767).
@@ -138,26 +134,25 @@ impl Cache {
         self.evictions
     }
 
-    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. Returns the times to live of the
-    /// answer's records: as in CoreDNS, no record lives longer than the answer in the cache.
-    pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: Arc<[u8]>) -> Ttls {
-        let Some(lifetime) = lifetime(message) else { return Ttls::Fresh { most: u32::MAX, age: 0 } };
-        let is_large = bytes.len() > SMALL_BYTES;
-        if !lifetime.is_zero() && (is_large || name_bytes(message) <= MAX_NAME_BYTES) {
-            let (code, is_positive) = (message.metadata.response_code, !message.answers.is_empty());
-            let stored = Instant::now();
-            let entry = Entry { message: bytes, code, stored, lifetime, uses: 0, is_positive };
-            let (own, other) = match is_large {
-                true => (&mut self.large, &mut self.small),
-                false => (&mut self.small, &mut self.large),
-            };
-            other.remove(&question);
-            own.insert(question, entry, &mut self.evictions);
+    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. `message` has no records if the
+    /// answer is large.
+    pub(crate) fn put(&mut self, question: Question, message: &Message, summary: Summary, bytes: Arc<[u8]>) {
+        let Summary { code, is_positive, lifetime, .. } = summary;
+        if !matches!(code, ResponseCode::NoError | ResponseCode::NXDomain) {
+            return;
         }
-        Ttls::Fresh { most: seconds(lifetime), age: 0 }
+        // An older answer is wrong now, even if the new answer is not stored (RFC 8767, section 4).
+        self.small.remove(&question);
+        self.large.remove(&question);
+        let is_stored = |lifetime: &Duration| !lifetime.is_zero() && name_bytes(message) <= MAX_NAME_BYTES;
+        let Some(lifetime) = lifetime.filter(is_stored) else { return };
+        let generations = if bytes.len() > SMALL_BYTES { &mut self.large } else { &mut self.small };
+        let stored = Instant::now();
+        let entry = Entry { message: bytes, code, stored, lifetime, uses: 0, is_positive };
+        generations.insert(question, entry, &mut self.evictions);
     }
 
-    /// Stores that the servers cannot answer a question. An expired answer is more useful, so it stays.
+    /// Stores that the servers cannot answer a question. A stored answer stays, also an expired one: it is more useful.
     pub(crate) fn put_failure(&mut self, question: Question) {
         if self.get(&question).is_some() {
             return;
@@ -218,35 +213,14 @@ fn size(question: &Question, entry: &Entry) -> usize {
     question.name.len() + entry.message.len()
 }
 
-/// The time for which an answer may be used. An answer with a SOA record is negative, also if it begins with aliases
-/// (RFC 2308, section 2).
-fn lifetime(message: &Message) -> Option<Duration> {
-    if message.metadata.truncation {
-        return None;
-    }
-    let shortest = message.answers.iter().map(|record| record.ttl).min();
-    let soa = message.authorities.iter().find_map(|record| match &record.data {
-        RData::SOA(soa) => Some(soa.minimum.min(record.ttl)),
-        _ => None,
-    });
-    let (ttl, most) = match (message.metadata.response_code, shortest, soa) {
-        (ResponseCode::NoError, Some(ttl), None) => (ttl, MAX_TTL),
-        (ResponseCode::NoError | ResponseCode::NXDomain, ttl, Some(soa)) => {
-            (ttl.map_or(soa, |ttl| ttl.min(soa)), MAX_NEGATIVE_TTL)
-        }
-        _ => return None,
-    };
-    Some(Duration::from_secs(ttl.into()).min(most))
-}
-
 fn seconds(age: Duration) -> u32 {
     u32::try_from(age.as_secs()).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::rr::Record;
-    use hickory_proto::rr::rdata::{A, CNAME, SOA};
+    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::{RData, Record};
 
     use super::*;
 
@@ -258,7 +232,13 @@ mod tests {
 
     impl Cache {
         fn store(&mut self, question: Question, message: &Message) {
-            self.put(question, message, message.to_vec().unwrap().into());
+            self.store_as(question, message, message.to_vec().unwrap());
+        }
+
+        /// Stores `bytes` in place of the message.
+        fn store_as(&mut self, question: Question, message: &Message, bytes: Vec<u8>) {
+            let summary = Summary::read(&message.to_vec().unwrap(), question.kind).unwrap();
+            self.put(question, message, summary, bytes.into());
         }
 
         /// The remaining time of the first record, and whether the answer is fresh.
@@ -321,11 +301,23 @@ mod tests {
             for _ in 0..count {
                 answer.add_answer(Record::from_rdata(long.clone(), 1000, RData::A(A([1, 2, 3, 4].into()))));
             }
-            let bytes = answer.to_vec().unwrap();
-            assert!(bytes.len() <= SMALL_BYTES);
-            cache.put(question(number), &answer, bytes.into());
+            assert!(answer.to_vec().unwrap().len() <= SMALL_BYTES);
+            cache.store(question(number), &answer);
             assert_eq!(cache.get(&question(number)).is_some(), is_stored, "{count} names");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_not_stored_removes_an_older_one() {
+        let mut cache = Cache::default();
+        cache.store(question(1), &message(10));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        let mut refused = message(10);
+        refused.metadata.response_code = ResponseCode::FormErr;
+        cache.store(question(1), &refused);
+        assert_eq!(cache.left(&question(1)), Some((30, false)), "a failure removes no answer");
+        cache.store(question(1), &message(0));
+        assert!(cache.get(&question(1)).is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -350,7 +342,7 @@ mod tests {
         for number in 0..3 * GENERATION_ENTRIES {
             for length in [SMALL_BYTES, SMALL_BYTES, 60_000] {
                 let number = if length > SMALL_BYTES { number + 1_000_000 } else { number };
-                cache.put(question(number), &message(1000), vec![0_u8; length].into());
+                cache.store_as(question(number), &message(1000), vec![0; length]);
             }
             if number % 500 == 0 {
                 let of_new = cache.small.new.iter().map(|(question, entry)| size(question, entry));
@@ -400,25 +392,5 @@ mod tests {
         assert!(cache.get(&question(2)).is_none(), "no expired failure is used");
         cache.put_failure(question(2));
         assert!(cache.get(&question(2)).is_some());
-    }
-
-    #[test]
-    fn an_alias_of_an_absent_name_is_a_negative_answer() {
-        let soa = |minimum| {
-            let soa = SOA::new(Name::root(), Name::root(), 1, 1, 1, 1, minimum);
-            Record::from_rdata(Name::root(), 3000, RData::SOA(soa))
-        };
-        let alias = Record::from_rdata(Name::root(), 600, RData::CNAME(CNAME(Name::root())));
-        for code in [ResponseCode::NoError, ResponseCode::NXDomain] {
-            let mut answer = Message::response(1, OpCode::Query);
-            answer.metadata.response_code = code;
-            answer.add_answer(alias.clone());
-            answer.add_authority(soa(5));
-            assert_eq!(lifetime(&answer), Some(Duration::from_secs(5)));
-            answer.authorities = vec![soa(3000)];
-            assert_eq!(lifetime(&answer), Some(MAX_NEGATIVE_TTL));
-            answer.answers[0].ttl = 2;
-            assert_eq!(lifetime(&answer), Some(Duration::from_secs(2)));
-        }
     }
 }

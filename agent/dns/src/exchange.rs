@@ -1,21 +1,20 @@
-//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. Without an answer by TCP the truncated
-//! answer is used.
+//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. If the answer by TCP cannot be used,
+//! the truncated answer is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 use tokio::time::timeout;
 
-#[cfg(any(test, feature = "fuzzing"))]
-use crate::answer::LargeAnswer;
 use crate::cache::Question;
-use crate::large::LargeMessages;
-use crate::limit::Permit;
+use crate::large::{LargeMessages, SMALL_BYTES};
+use crate::summary::Summary;
 
 /// Maximum size in bytes of a UDP message that needs no fragmentation (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
@@ -26,24 +25,22 @@ const SKIPPED_MAX: usize = 16;
 const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
-/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
-/// bytes that are pointers by chance: of messages with 16 KiB of random data, fewer than one in 200,000 has a longer
-/// chain.
+/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers,
+/// but of messages with 16 KiB of random data, fewer than one in 200,000 has a longer chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;
 
-/// An answer that a server has sent.
+/// The answer of a server.
 pub(crate) struct Received {
-    query: Message,
-    bytes: Vec<u8>,
-    /// `None` for an answer by TCP. Such an answer may be large, so the caller decodes it.
-    message: Option<Message>,
-    /// The memory of an answer by TCP, until it is decoded.
-    _memory: Option<Permit>,
+    /// The decoded answer. Of an answer above 4 KiB, only the header and the question are decoded.
+    pub(crate) message: Message,
+    /// The answer in wire format.
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) summary: Summary,
 }
 
-/// The client that an exchange serves, and the limits on memory for its answers.
+/// The client that an exchange serves, and the limit on the memory for its answers.
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(crate) client: IpAddr,
@@ -53,21 +50,19 @@ pub(crate) struct Requester<'a> {
 // === impl Received ===
 
 impl Received {
-    /// Number of bytes that are not decoded.
-    pub(crate) fn undecoded(&self) -> usize {
-        if self.message.is_none() { self.bytes.len() } else { 0 }
-    }
-
-    /// The answer and its bytes.
-    pub(crate) fn decode(self) -> io::Result<(Message, Vec<u8>)> {
-        let message = match self.message {
-            Some(message) => message,
-            None => decode(&self.bytes)?,
-        };
-        if !answers(&message, &self.query) {
+    /// The answer with these bytes, if it belongs to the query.
+    fn read(bytes: Vec<u8>, query: &Message, kind: RecordType) -> io::Result<Self> {
+        let message = decode(&bytes)?;
+        if !answers(&message, query) {
             return Err(io::Error::other("the answer belongs to another query"));
         }
-        Ok((message, self.bytes))
+        Self::new(message, bytes, kind)
+    }
+
+    fn new(message: Message, bytes: Vec<u8>, kind: RecordType) -> io::Result<Self> {
+        let summary =
+            Summary::read(&bytes, kind).ok_or_else(|| io::Error::other("the answer is malformed"))?;
+        Ok(Self { message, bytes, summary })
     }
 }
 
@@ -96,59 +91,63 @@ pub(crate) async fn exchange(
             socket.send(&bytes).await?;
             continue;
         }
-        match answer.filter(|answer| answers(answer, &query)) {
-            Some(answer) if answer.metadata.truncation => {
-                // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
-                drop(socket);
-                match timeout(TCP_TIMEOUT, by_tcp(server, &bytes, requester)).await {
-                    Ok(Ok((bytes, memory))) => {
-                        return Ok(Received { query, bytes, message: None, _memory: Some(memory) });
-                    }
-                    Ok(Err(error)) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(error),
-                    // A firewall may drop TCP. The truncated answer shows that the server works.
-                    Ok(Err(_)) | Err(_) => {
-                        buffer.truncate(size);
-                        return Ok(Received { query, bytes: buffer, message: Some(answer), _memory: None });
-                    }
-                }
-            }
-            Some(answer) => {
+        let Some(answer) = answer.filter(|answer| answers(answer, &query)) else { continue };
+        if answer.metadata.truncation {
+            // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
+            drop(socket);
+            let received = match timeout(TCP_TIMEOUT, by_tcp(server, &bytes, requester)).await {
+                Ok(received) => received.and_then(|bytes| Received::read(bytes, &query, question.kind)),
+                Err(elapsed) => Err(elapsed.into()),
+            };
+            // A firewall may drop TCP. The truncated answer shows that the server works.
+            return received.or_else(|error| {
+                tracing::debug!(%server, %error, "a truncated DNS answer has no usable answer by TCP");
                 buffer.truncate(size);
-                return Ok(Received { query, bytes: buffer, message: Some(answer), _memory: None });
-            }
-            None => {}
+                Received::new(answer, buffer, question.kind)
+            });
         }
+        buffer.truncate(size);
+        return Received::new(answer, buffer, question.kind);
     }
     Err(io::Error::other("too many datagrams that do not answer the query"))
 }
 
-/// Sends the query by TCP. The error `QuotaExceeded` means that the client has no memory left for the answer.
-async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> io::Result<(Vec<u8>, Permit)> {
+/// Sends the query by TCP. Fails if the client has no memory left for the answer.
+async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
-    let size = stream.read_u16().await?;
-    let memory = requester.large.reserve(requester.client, usize::from(size));
-    let Some(memory) = memory else { return Err(io::ErrorKind::QuotaExceeded.into()) };
-    let mut buffer = vec![0; usize::from(size)];
+    let size = usize::from(stream.read_u16().await?);
+    let no_memory = || io::Error::other("the client has no memory left for answers");
+    let _memory = requester.large.reserve(requester.client, size).ok_or_else(no_memory)?;
+    let mut buffer = vec![0; size];
     stream.read_exact(&mut buffer).await?;
-    Ok((buffer, memory))
+    Ok(buffer)
 }
 
-/// Decodes the message of another server.
+/// Decodes the message of another server. Of a large message, only the header and the question are decoded: the decoded
+/// records need up to 100 times the memory, and the decoding takes long.
 fn decode(bytes: &[u8]) -> io::Result<Message> {
-    let header = Header::read(&mut BinDecoder::new(bytes)).map_err(io::Error::other)?;
-    if header.counts.queries > 1 {
+    let mut decoder = BinDecoder::new(bytes);
+    let Header { metadata, counts, .. } = Header::read(&mut decoder).map_err(io::Error::other)?;
+    if counts.queries > 1 {
         return Err(io::Error::other("the answer has several questions"));
     }
     if has_long_chain(bytes) {
         return Err(io::Error::other("the answer has a long chain of compression pointers"));
     }
-    Message::from_vec(bytes).map_err(io::Error::other)
+    if bytes.len() <= SMALL_BYTES {
+        return Message::from_vec(bytes).map_err(io::Error::other);
+    }
+    let mut message = Message::response(metadata.id, metadata.op_code);
+    message.metadata = metadata;
+    let count = usize::from(counts.queries);
+    message.queries = Message::read_queries(&mut decoder, count).map_err(io::Error::other)?;
+    Ok(message)
 }
 
-/// Whether a message may have a long chain of compression pointers. Any two bytes can be a pointer. A pointer points to an
-/// earlier byte (RFC 1035, section 4.1.4), so one pass over the bytes finds all chains.
+/// Whether a message may have a long chain of compression pointers. Any two bytes can be a pointer. A pointer points to
+/// an earlier byte (RFC 1035, section 4.1.4), so one pass over the bytes finds all chains.
 fn has_long_chain(bytes: &[u8]) -> bool {
     const POINTER: u8 = 0b1100_0000;
     let mut lengths: Vec<u8> = Vec::with_capacity(bytes.len().min(POINTER_REACH));
@@ -199,29 +198,38 @@ fn answers(answer: &Message, query: &Message) -> bool {
 /// Fuzz target: any bytes as the answer of a server.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
+    use crate::answer::LargeAnswer;
+
     let Ok(answer) = decode(data) else { return };
     let Some(first) = answer.queries.first() else { return };
     let question = Question { name: first.name.clone(), kind: first.query_type };
     let _same = answers(&answer, &query(&question));
+    let is_large = data.len() > SMALL_BYTES;
+    let Some(summary) = Summary::read(data, question.kind) else {
+        assert!(is_large, "a decoded answer has no summary");
+        return;
+    };
     let mut cache = crate::cache::Cache::default();
-    let ttls = cache.put(question.clone(), &answer, data.into());
+    cache.put(question.clone(), &answer, summary, data.into());
     let _stored = cache.get(&question);
-    let large = LargeAnswer::new(data.into(), answer.metadata.response_code, ttls);
+    let large = LargeAnswer::new(data.into(), summary.code, summary.ttls());
+    let _decoded = large.decode();
     for most in [0, 1, 50] {
         let head = large.head(most);
-        assert!(head.is_some_and(|head| head.answers.len() == answer.answers.len().min(most)));
+        let is_as_decoded = head.is_some_and(|head| head.answers.len() == answer.answers.len().min(most));
+        assert!(is_large || is_as_decoded && summary.code == answer.metadata.response_code);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::rdata::{NULL, TXT};
-    use hickory_proto::rr::{Name, RData, Record, RecordType};
+    use hickory_proto::rr::{Name, RData, Record};
 
     use super::*;
 
-    /// A message whose first record has a chain of compression pointers in its data. The name of each further record is at
-    /// the end of the chain.
+    /// A message whose first record has a chain of compression pointers in its data. The name of each further record is
+    /// at the end of the chain.
     fn with_chain(length: u16, records: u16) -> Vec<u8> {
         // A header, then a record of the root with the type NULL (10).
         let mut bytes = vec![0, 1, 0x80, 0, 0, 0];
@@ -264,12 +272,26 @@ mod tests {
     }
 
     #[test]
+    fn the_records_of_a_large_answer_are_not_decoded() {
+        let mut message = Message::response(1, OpCode::Query);
+        message.metadata.authoritative = true;
+        message.add_query(Query::query(Name::from_ascii("a.example.").unwrap(), RecordType::TXT));
+        for (length, is_decoded) in [(100, true), (2000, true), (4000, false)] {
+            let data = RData::NULL(NULL::with(vec![0; length]));
+            message.add_answer(Record::from_rdata(Name::root(), 60, data));
+            let decoded = decode(&message.to_vec().unwrap()).unwrap();
+            assert_eq!((decoded.metadata, &decoded.queries), (message.metadata, &message.queries));
+            assert_eq!(!decoded.answers.is_empty(), is_decoded, "{length}");
+        }
+    }
+
+    #[test]
     fn data_that_looks_like_pointers_is_decoded() {
         let mut message = Message::response(1, OpCode::Query);
         let text = TXT::from_bytes(vec![&[0xc0; 255][..]]);
         message.add_answer(Record::from_rdata(Name::root(), 60, RData::TXT(text)));
         // A pointer of these bytes points beyond the message.
-        message.add_answer(Record::from_rdata(Name::root(), 60, RData::NULL(NULL::with(vec![0xff; 4000]))));
+        message.add_answer(Record::from_rdata(Name::root(), 60, RData::NULL(NULL::with(vec![0xff; 3000]))));
         assert_eq!(decode(&message.to_vec().unwrap()).unwrap().answers.len(), 2);
     }
 }

@@ -1,8 +1,8 @@
 //! Forwarder for names outside the cluster: sends queries to other servers, and caches their answers.
 //!
-//! Concurrent equal questions share one query. So a flood of questions multiplies neither the queries nor the chance of
-//! a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
-//! is renewed before it expires.
+//! Concurrent equal questions share one query. Otherwise an attacker could repeat a question, and each query would be
+//! another chance for a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A
+//! frequently used answer is renewed before it expires.
 
 use std::collections::HashMap;
 use std::io;
@@ -18,19 +18,20 @@ use tokio::time::{Instant, timeout};
 
 use crate::answer::{LargeAnswer, ServerAnswer};
 use crate::cache::{Cache, Cached, Question};
-use crate::exchange::{Requester, exchange};
+use crate::exchange::{Received, Requester, exchange};
 use crate::large::{LargeMessages, NO_CLIENT, SMALL_BYTES, SMALL_RECORDS};
 use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
+use crate::summary::Summary;
 
 /// Maximum time for the answer of a server.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Divisor of the maximum of concurrent queries: a renewal of a cached answer starts only if fewer than one eighth of
-/// the maximum are pending. Without this limit, clients could cause any number of renewals: a renewal has no permit of
-/// a client, and clients choose the names that are renewed.
+/// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of
+/// the maximum are pending. A renewal needs no permit of a client, so without this limit clients could cause any number
+/// of renewals.
 const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives. All waiting clients share it.
@@ -47,21 +48,10 @@ pub struct Upstream {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// The answer of a server.
-struct Answer {
-    message: Message,
-    /// The message in wire format.
-    bytes: Vec<u8>,
-    /// Time until the answer arrived.
-    took: Duration,
-}
-
 /// Why a server gave no answer.
 enum NoAnswer {
     /// The exchange with the server failed.
     Exchange(io::Error),
-    /// The server has sent an answer that cannot be used.
-    Unusable(io::Error),
     /// The server did not respond in time.
     Timeout,
 }
@@ -70,25 +60,13 @@ enum NoAnswer {
 struct PendingQuery {
     upstream: Arc<Upstream>,
     question: Question,
-    /// The client that has started the query. Large answers are decoded in its turn.
+    /// The client that has started the query. Answers by TCP use the memory of this client.
     client: IpAddr,
 }
 
 impl Drop for PendingQuery {
     fn drop(&mut self) {
         self.upstream.pending().remove(&self.question);
-    }
-}
-
-// === impl NoAnswer ===
-
-impl NoAnswer {
-    /// The client's lack of memory for a large answer is no failure of the server.
-    fn of(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::QuotaExceeded => Self::Unusable(error),
-            _ => Self::Exchange(error),
-        }
     }
 }
 
@@ -124,8 +102,8 @@ impl Upstream {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried for
-    /// some time.
+    /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried
+    /// for some time.
     pub(crate) fn detect_loop(&self, question: &Question) -> bool {
         self.servers.detect_loop(&question.name, question.kind)
     }
@@ -211,8 +189,8 @@ impl Upstream {
         let own = PendingQuery { upstream: Arc::clone(self), question: question.clone(), client };
         tokio::spawn(async move {
             let answer = own.upstream.query_servers(&own.question, own.client).await;
-            // Remove the query and its permit before the waiting clients continue. A later question finds the answer in the
-            // cache.
+            // Remove the query and its permit before the waiting clients continue. A later question finds the answer in
+            // the cache.
             drop((own, permit));
             result.send_replace(Some(answer));
         });
@@ -231,20 +209,18 @@ impl Upstream {
             server.metrics.queried();
             let sent_at = Instant::now();
             match self.ask(server.address, question, client).await {
-                Ok(answer) => {
-                    let code = answer.message.metadata.response_code;
+                Ok(received) => {
+                    let Summary { code, is_truncated, .. } = received.summary;
                     server.succeeded();
-                    server.metrics.responded(code, answer.took);
-                    match (is_useful(code), answer.message.metadata.truncation) {
-                        (true, false) => return self.store(question, answer),
+                    server.metrics.responded(code, sent_at.elapsed());
+                    match (is_useful(code), is_truncated) {
+                        (true, false) => return self.store(question, received),
                         // Another server may answer by TCP.
-                        (true, true) => truncated = truncated.or(Some(answer.message)),
+                        (true, true) => {
+                            truncated = truncated.or_else(|| Some(first_records(received.message)))
+                        }
                         (false, _) => is_failure |= code == ResponseCode::ServFail,
                     }
-                }
-                // The owner of a name controls the answer, so it does not count as a failure of the server.
-                Err(NoAnswer::Unusable(error)) => {
-                    tracing::debug!(server = %server.address, %error, "cannot use the answer of a DNS server");
                 }
                 Err(NoAnswer::Exchange(error)) => {
                     tracing::debug!(server = %server.address, %error, "cannot query a DNS server");
@@ -259,8 +235,8 @@ impl Upstream {
                 }
             }
         }
-        if let Some(message) = truncated {
-            return first_records(message);
+        if let Some(answer) = truncated {
+            return answer;
         }
         if is_failure {
             self.cache().put_failure(question.clone());
@@ -268,31 +244,29 @@ impl Upstream {
         server_failure()
     }
 
-    /// Stores an answer in the cache. A large answer is not kept decoded: it is decoded again for each reply.
-    fn store(&self, question: &Question, Answer { mut message, bytes, .. }: Answer) -> ServerAnswer {
-        let bytes: Arc<[u8]> = bytes.into();
-        let ttls = self.cache().put(question.clone(), &message, Arc::clone(&bytes));
+    /// Stores an answer in the cache.
+    fn store(&self, question: &Question, Received { mut message, bytes, summary }: Received) -> ServerAnswer {
+        let (bytes, ttls): (Arc<[u8]>, _) = (bytes.into(), summary.ttls());
+        self.cache().put(question.clone(), &message, summary, Arc::clone(&bytes));
         if bytes.len() > SMALL_BYTES {
-            return ServerAnswer::Large(LargeAnswer::new(bytes, message.metadata.response_code, ttls));
+            return ServerAnswer::Large(LargeAnswer::new(bytes, summary.code, ttls));
         }
         ttls.apply(&mut message);
         ServerAnswer::Decoded(Arc::new(message))
     }
 
-    /// Queries one server. The timeout does not include the wait for the client's turn for large messages: otherwise large
-    /// answers would make working servers count as failing.
-    async fn ask(&self, server: SocketAddr, question: &Question, client: IpAddr) -> Result<Answer, NoAnswer> {
-        let sent_at = Instant::now();
+    /// Queries one server.
+    async fn ask(
+        &self,
+        server: SocketAddr,
+        question: &Question,
+        client: IpAddr,
+    ) -> Result<Received, NoAnswer> {
         let requester = Requester { client, large: &self.large };
-        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question, requester)).await {
-            Ok(received) => received.map_err(NoAnswer::of)?,
-            Err(_elapsed) => return Err(NoAnswer::Timeout),
-        };
-        let took = sent_at.elapsed();
-        let decoded = self.large.with_bytes(client, received.undecoded(), || received.decode()).await;
-        let too_many = || Err(io::ErrorKind::QuotaExceeded.into());
-        let (message, bytes) = decoded.unwrap_or_else(too_many).map_err(NoAnswer::Unusable)?;
-        Ok(Answer { message, bytes, took })
+        match timeout(ANSWER_TIMEOUT, exchange(server, question, requester)).await {
+            Ok(received) => received.map_err(NoAnswer::Exchange),
+            Err(_elapsed) => Err(NoAnswer::Timeout),
+        }
     }
 
     /// Probes once whether a server forwards queries to this server.
@@ -314,7 +288,7 @@ async fn wait(outcome: Option<Outcome>) -> Option<ServerAnswer> {
     answered.clone()
 }
 
-/// A truncated answer. It is not cached, and a reply by UDP has room for no more records.
+/// The first records of a truncated answer. It is not cached, and a reply by UDP has room for no more records.
 fn first_records(mut message: Message) -> ServerAnswer {
     message.answers.truncate(SMALL_RECORDS);
     message.authorities.truncate(SMALL_RECORDS);
@@ -326,9 +300,10 @@ fn server_failure() -> ServerAnswer {
     ServerAnswer::Decoded(Arc::new(Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)))
 }
 
-/// Whether the response is final. After a failure or a refusal the next server is queried.
+/// Whether the response is final. After a failure or a refusal the next server is queried. A code of EDNS, such as
+/// `BADVERS`, concerns the query of this server. The reply to a client without EDNS has no room for such a code.
 fn is_useful(code: ResponseCode) -> bool {
-    !matches!(code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
+    code.high() == 0 && !matches!(code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! Turns for work with large messages: to decode, build and encode them.
 //!
-//! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the decoding
-//! and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of the node.
-//! Clients take turns: one client with many large messages delays another client by one message. Small messages need no
-//! turn.
+//! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the
+//! decoding and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of
+//! the node. Clients take turns: one client with many large messages delays another client by one message. Small
+//! messages need no turn.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,15 +17,15 @@ use crate::limit::{Limit, Permit};
 pub(crate) const SMALL_RECORDS: usize = 100;
 /// Maximum bytes of a message that is decoded without a turn.
 pub(crate) const SMALL_BYTES: usize = 4096;
-/// The client of work that no client waits for, such as the renewal of a cached answer.
+/// The client of queries for which no client waits, such as the renewal of a cached answer.
 pub(crate) const NO_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-/// Maximum bytes of the answers by TCP that are not decoded: in total, and of each client.
-const UNDECODED_BYTES: (usize, usize) = (8 << 20, 1 << 20);
+/// Maximum bytes of the answers that are being received by TCP: in total, and for each client.
+const RECEIVED_BYTES: (usize, usize) = (8 << 20, 1 << 20);
 
-/// The turns for large messages, and the memory of those that wait for a turn.
+/// The turns for large messages, and the memory for large answers that are being received.
 pub(crate) struct LargeMessages {
     turns: Arc<Mutex<Turns>>,
-    undecoded: Limit,
+    received: Limit,
 }
 
 struct Turns {
@@ -43,13 +43,13 @@ pub(crate) struct Turn {
 impl LargeMessages {
     pub(crate) fn new() -> Self {
         let turns = Turns { is_taken: false, waiting: FairQueue::new() };
-        let undecoded = Limit::new(UNDECODED_BYTES.0, UNDECODED_BYTES.1);
-        Self { turns: Arc::new(Mutex::new(turns)), undecoded }
+        let received = Limit::new(RECEIVED_BYTES.0, RECEIVED_BYTES.1);
+        Self { turns: Arc::new(Mutex::new(turns)), received }
     }
 
-    /// Memory for an answer of this number of bytes, until it is decoded. `None` at the limits.
+    /// Memory for an answer of this number of bytes, until it is received. `None` at the limits.
     pub(crate) fn reserve(&self, client: IpAddr, bytes: usize) -> Option<Permit> {
-        self.undecoded.take_units(client, bytes)
+        self.received.take_units(client, bytes)
     }
 
     /// Runs `work`, in the client's turn if the message has more than 100 records. `None` if too many tasks wait.
@@ -59,21 +59,7 @@ impl LargeMessages {
         records: usize,
         work: impl FnOnce() -> T,
     ) -> Option<T> {
-        self.run(client, records > SMALL_RECORDS, work).await
-    }
-
-    /// Runs `work`, in the client's turn if the message has more than 4 KiB. `None` if too many tasks wait.
-    pub(crate) async fn with_bytes<T>(
-        &self,
-        client: IpAddr,
-        bytes: usize,
-        work: impl FnOnce() -> T,
-    ) -> Option<T> {
-        self.run(client, bytes > SMALL_BYTES, work).await
-    }
-
-    async fn run<T>(&self, client: IpAddr, is_large: bool, work: impl FnOnce() -> T) -> Option<T> {
-        if !is_large {
+        if records <= SMALL_RECORDS {
             return Some(work());
         }
         let _turn = self.turn(client).await?;
@@ -114,11 +100,12 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let next = {
             let mut turns = lock(&self.turns);
-            let next = turns.waiting.pop();
+            // Tasks that have ended are skipped in a loop: each of them would nest another call of this function.
+            let next = std::iter::from_fn(|| turns.waiting.pop()).find(|next| !next.is_closed());
             turns.is_taken = next.is_some();
             next
         };
-        // If the task has ended, the turn comes back, and its drop passes it on.
+        // If the task ends just now, the turn comes back, and its drop passes it on.
         if let Some(next) = next {
             drop(next.send(Turn { turns: Arc::clone(&self.turns) }));
         }
@@ -173,18 +160,31 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn many_tasks_that_have_ended_are_skipped() {
+        let large = LargeMessages::new();
+        let held = large.hold().await;
+        for number in 0..1000u16 {
+            let [high, low] = number.to_be_bytes();
+            drop(wait(&large, [10, 1, high, low].into()));
+        }
+        let mut last = wait(&large, client(1));
+        drop(held);
+        assert!(last.try_recv().is_ok());
+    }
+
+    #[tokio::test]
     async fn waiting_tasks_and_their_memory_are_limited() {
         let large = LargeMessages::new();
         let held = large.hold().await;
         let waiting: Vec<_> = (0..128).map(|_| wait(&large, client(1))).collect();
-        assert_eq!(large.with_bytes(client(1), SMALL_BYTES + 1, || ()).await, None);
-        assert_eq!(large.with_bytes(client(1), SMALL_BYTES, || ()).await, Some(()), "no turn is needed");
+        assert_eq!(large.with_records(client(1), SMALL_RECORDS + 1, || 7).await, None);
+        assert_eq!(large.with_records(client(1), SMALL_RECORDS, || 7).await, Some(7), "no turn is needed");
         drop((held, waiting));
         let whole = usize::from(u16::MAX);
         let of_one: Vec<_> = std::iter::from_fn(|| large.reserve(client(1), whole)).collect();
-        assert_eq!(of_one.len(), UNDECODED_BYTES.1 / whole);
+        assert_eq!(of_one.len(), RECEIVED_BYTES.1 / whole);
         let of_all: Vec<_> = (2..100).filter_map(|number| large.reserve(client(number), whole)).collect();
-        assert!((of_one.len() + of_all.len()) * whole <= UNDECODED_BYTES.0);
+        assert!((of_one.len() + of_all.len()) * whole <= RECEIVED_BYTES.0);
         assert!(large.reserve(client(1), whole).is_none());
         drop(of_one);
         assert!(large.reserve(client(1), whole).is_some());

@@ -7,8 +7,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Limits of one kind of work.
 #[derive(Clone)]
 pub(crate) struct Limit {
+    /// Maximum units of all clients.
     total: usize,
+    /// Maximum units of each client.
     each: usize,
+    /// The units in use: in total, and of each client.
     counts: Arc<Mutex<(usize, HashMap<IpAddr, usize>)>>,
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use hickory_proto::op::{
-    Edns, Header, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
+    Edns, Header, HeaderCounts, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
 };
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncoder};
@@ -21,8 +21,8 @@ const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
 
-/// Maximum aliases of the cluster that are followed, as in CoreDNS.
-const ALIASES_MAX: usize = 7;
+/// Maximum aliases of the cluster in an answer. CoreDNS follows `maxCnameChainLength` (10) aliases after the first one.
+const ALIASES_MAX: usize = 11;
 
 /// The protocol of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -286,7 +286,8 @@ impl Response {
         self
     }
 
-    /// Number of records of the encoded reply, if its size had no limit. An answer that is not decoded counts as large.
+    /// Number of records of the reply, without regard to its maximum size. An answer that is not decoded counts as
+    /// large.
     pub(crate) fn records(&self) -> usize {
         if self.undecoded.is_some() {
             return SMALL_RECORDS + 1;
@@ -300,18 +301,20 @@ impl Response {
         count(&self.message) > SMALL_RECORDS
     }
 
-    /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section answer,
-    /// as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so its cost does
-    /// not depend on the number of further records.
+    /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section
+    /// answer, as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so
+    /// its cost does not depend on the number of further records.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         let Some((bytes, header)) = self.emit(None) else { return self.message.truncate().to_vec().ok() };
         // A message by TCP has the records for which there is room.
         if !header.metadata.truncation || self.limit == u16::MAX {
             return Some(bytes);
         }
-        // The record of EDNS is not longer than any other record, so it fits into the place of the last one.
-        let kept =
-            usize::from(header.counts.answers).saturating_sub(usize::from(self.message.edns.is_some()));
+        // The record of EDNS is not longer than any other record. So it fits into the place of the first record after the
+        // answers, or of the last answer.
+        let HeaderCounts { answers, authorities, additionals, .. } = header.counts;
+        let has_room = self.message.edns.is_none() || authorities > 0 || additionals > 0;
+        let kept = usize::from(answers).saturating_sub(usize::from(!has_room));
         let (bytes, _) = self.emit(Some(kept))?;
         Some(bytes)
     }

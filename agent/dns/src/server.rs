@@ -25,7 +25,7 @@ use crate::zone::Zone;
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
 /// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
-/// descriptors. A waiting query has no descriptor, but it may start a query to a server, which has a descriptor.
+/// descriptors: each waiting query may start a query to a server, which needs a descriptor.
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;
@@ -264,8 +264,8 @@ struct UdpQuery {
 // === impl UdpQuery ===
 
 impl UdpQuery {
-    /// Sends the reply. While the kernel's buffer is full, the reply is dropped: replies that one client does not receive
-    /// must not delay other clients, and clients repeat queries.
+    /// Sends the reply. While the kernel's buffer is full, the reply is dropped: replies that one client does not
+    /// receive must not delay other clients, and clients repeat queries.
     fn answer(&self, upstream: &Upstream, response: &Response) {
         let by = ReceivedBy { client: self.client.ip(), is_tcp: false, began: self.began };
         record(response, upstream, by);

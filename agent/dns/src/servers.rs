@@ -188,8 +188,8 @@ impl Servers {
         true
     }
 
-    /// The counters of the servers of stub domains and of the host's `resolv.conf`, as it was last read. If a change removes
-    /// a server from that file, the counters of the server are lost.
+    /// The counters of the servers of stub domains and of the host's `resolv.conf`, as it was last read. If a change
+    /// removes a server from that file, the counters of the server are lost.
     pub(crate) fn metrics(&self) -> ServerMetricsByAddress {
         let mut all = ServerMetricsByAddress::new();
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner);

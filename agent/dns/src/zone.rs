@@ -54,8 +54,8 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. `most` is a number of
-    /// records for which the reply has no room. An answer with more records is built up to about this number.
+    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. The answer is built
+    /// up to about `most` records: a reply has no room for that many.
     pub(crate) fn answer_up_to(&self, name: &Name, kind: RecordType, most: usize) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
@@ -130,11 +130,20 @@ struct Lookup<'a> {
     most: usize,
 }
 
-/// The port in the name of an SRV record.
+/// The port in the name of an SRV record. An empty name or protocol stands for all of them.
 #[derive(Clone, Copy)]
 struct NamedPort<'a> {
     name: &'a str,
     protocol: &'a str,
+}
+
+impl NamedPort<'_> {
+    /// Whether a port has this name and this protocol. As in CoreDNS, `_._tcp` stands for all ports of the protocol,
+    /// and `_http._` for a port of any protocol.
+    fn matches(&self, name: &str, protocol: &str) -> bool {
+        (self.name.is_empty() || self.name == name)
+            && (self.protocol.is_empty() || self.protocol.eq_ignore_ascii_case(protocol))
+    }
 }
 
 /// A target of SRV records, with one address.
@@ -199,7 +208,13 @@ impl Lookup<'_> {
         match self.kind {
             RecordType::SOA => Answer { records: vec![self.zone.soa()], ..Answer::default() },
             RecordType::NS => match Name::parse("ns.dns", Some(&self.zone.domain)) {
-                Ok(server) => self.answer_with([RData::NS(NS(server))]),
+                Ok(server) => {
+                    let addresses = self.zone.addresses.iter();
+                    let record =
+                        |address: &IpAddr| Record::from_rdata(server.clone(), TTL, data_of(*address));
+                    let additionals = addresses.map(record).collect();
+                    Answer { additionals, ..self.answer_with([RData::NS(NS(server))]) }
+                }
                 Err(_) => Answer::default(),
             },
             _ => Answer::default(),
@@ -257,12 +272,10 @@ impl Lookup<'_> {
 
     /// The SRV records of a service's ports, or of one port by name and protocol.
     fn ports(&self, service: &Service, endpoints: &Endpoints<'_>, only: Option<NamedPort<'_>>) -> Answer {
-        let fits = |name: &str, protocol: &str| {
-            only.is_none_or(|port| port.name == name && protocol.eq_ignore_ascii_case(port.protocol))
-        };
+        let fits = |name: &str, protocol: &str| only.is_none_or(|port| port.matches(name, protocol));
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<SrvTarget> = Vec::new();
-        // Several targets may have the same record: those of an endpoint with two addresses, or in two slices.
+        // Several targets may become one record: those of an endpoint with two addresses, or of one in two slices.
         let most = self.most.saturating_mul(4).min(RECORDS_MAX);
         if is_headless(service) {
             // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never
@@ -366,8 +379,8 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// The answer for a name that is not among the endpoints of a service. With more endpoints than a query examines, the name
-/// may exist, so the answer is `SERVFAIL`.
+/// The answer for a name that is not among the endpoints of a service. With more endpoints than a query examines, the
+/// name may exist, so the answer is `SERVFAIL`.
 fn not_found(endpoints: &Endpoints<'_>) -> Answer {
     if endpoints.is_partial() { unknown() } else { absent() }
 }

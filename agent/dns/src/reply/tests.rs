@@ -79,6 +79,16 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
 }
 
 #[test]
+fn a_reply_without_room_for_additional_records_keeps_its_answers() {
+    let mut message = Message::clone(&answer(3));
+    message.additionals.clone_from(&answer(100).answers);
+    message.set_edns(Edns::new());
+    let short = Message::from_vec(&Response::new(message).encode().unwrap()).unwrap();
+    assert!(short.metadata.truncation && short.edns.is_some());
+    assert_eq!((short.answers.len(), short.additionals.len()), (3, 0));
+}
+
+#[test]
 fn negative_replies_have_the_zones_soa() {
     for (name, code) in [
         ("none.ns.svc.cluster.local.", ResponseCode::NXDomain),
@@ -259,16 +269,22 @@ fn aliases_of_aliases_are_followed_and_loops_fail() {
             "spec": {"type": "ExternalName", "externalName": target}})
     };
     let web = json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": {"clusterIP": "10.43.0.5"}});
-    let all = [alias("one", "two"), alias("two", "web"), alias("left", "right"), alias("right", "left"), web];
+    let chain = (1..=ALIASES_MAX).map(|number| alias(&format!("a{}", number + 1), &format!("a{number}")));
+    let short = [alias("one", "two"), alias("two", "web"), alias("a1", "web")];
+    let all = short.into_iter().chain(chain).chain([alias("left", "right"), alias("right", "left"), web]);
     tables.replace_services(all.map(|service| Arc::new(serde_json::from_value(service).unwrap())));
     tables.replace_slices([]);
     let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
     let found = now(&query("one.ns.svc.cluster.local.", |_| {}), &zone);
     assert_eq!(found.answers.len(), 3);
     assert!(matches!(found.answers[2].data, RData::A(_)));
-    let looping = now(&query("left.ns.svc.cluster.local.", |_| {}), &zone);
-    assert_eq!(looping.metadata.response_code, ResponseCode::ServFail);
-    assert!(looping.answers.is_empty());
+    let longest = now(&query(&format!("a{ALIASES_MAX}.ns.svc.cluster.local."), |_| {}), &zone);
+    assert_eq!(longest.answers.len(), ALIASES_MAX + 1);
+    for name in [format!("a{}", ALIASES_MAX + 1), "left".to_owned()] {
+        let failed = now(&query(&format!("{name}.ns.svc.cluster.local."), |_| {}), &zone);
+        assert_eq!(failed.metadata.response_code, ResponseCode::ServFail, "{name}");
+        assert!(failed.answers.is_empty());
+    }
 }
 
 #[test]

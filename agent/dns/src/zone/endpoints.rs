@@ -7,16 +7,16 @@ use std::sync::Arc;
 use coracle_services::{Endpoint, EndpointSlice, Tables};
 use coracle_values::object::Key;
 
-/// Maximum slices, maximum endpoints and maximum ports that are examined for a query. The author of the slices controls
-/// how many of them do not count, for example because an endpoint is not ready.
+/// Maximum slices, maximum endpoints and maximum ports that are examined for a query. A maximum of found endpoints
+/// would not limit the cost: the author of the slices controls how many endpoints are not ready.
 pub(super) const EXAMINED_MAX: usize = 20_000;
 
 /// Maximum services of a namespace that are examined for the names of an address.
 const SERVICES_MAX: usize = 500;
 
-/// A search through the services of all namespaces that have an address. A tenant controls the number of its services
-/// with the address, and the number of their other endpoints. So each namespace has its own limits: the services of one
-/// namespace cannot hide the services of other namespaces.
+/// A search for the services that have an endpoint with a given address, in all namespaces. A tenant controls the
+/// number of its services with the address, and the number of their other endpoints. So each namespace has its own
+/// limits: the services of one namespace cannot hide the services of other namespaces.
 #[derive(Default)]
 pub(super) struct Search<'a> {
     namespace: &'a str,

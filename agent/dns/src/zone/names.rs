@@ -60,10 +60,9 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
         [name, namespace, "svc"] => Owner::Service { name, namespace },
         [host, name, namespace, "svc"] => Owner::Endpoint { host, name, namespace },
         [port, protocol, name, namespace, "svc"] => {
-            match (port.strip_prefix('_'), protocol.strip_prefix('_')) {
-                (Some(port), Some(protocol)) => Owner::Port { port, protocol, name, namespace },
-                _ => Owner::Unknown,
-            }
+            // As in CoreDNS, the underscores may be missing.
+            let [port, protocol] = [port, protocol].map(|label| label.strip_prefix('_').unwrap_or(label));
+            Owner::Port { port, protocol, name, namespace }
         }
         [address, namespace, "pod"] => {
             parse_dashed_address(address).map_or(Owner::Unknown, |address| Owner::Pod { address, namespace })
@@ -91,7 +90,8 @@ impl<'a> EndpointLabel<'a> {
         Self { text, address: parse_dashed_address(text) }
     }
 
-    /// Whether the endpoint has this name. A query compares all endpoints of a service, so most comparisons write no name.
+    /// Whether the endpoint has this name. A query compares all endpoints of a service, so the name of an endpoint is
+    /// built only if the endpoint has the address in the label.
     pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
         match &endpoint.hostname {
             Some(name) if !name.is_empty() => name.eq_ignore_ascii_case(self.text),

@@ -130,6 +130,17 @@ fn services_have_addresses_of_each_family() {
 }
 
 #[test]
+fn the_name_server_of_the_domain_has_its_address_in_the_answer() {
+    let answer = ask("cluster.local.", RecordType::NS).unwrap();
+    assert_eq!(answer.records[0].data.to_string(), "ns.dns.cluster.local.");
+    let [address] = &answer.additionals[..] else { panic!("{:?}", answer.additionals) };
+    assert_eq!(
+        (address.name.to_string().as_str(), address.data.to_string().as_str()),
+        ("ns.dns.cluster.local.", "10.43.0.10")
+    );
+}
+
+#[test]
 fn headless_services_have_their_ready_endpoints() {
     assert_eq!(shown("db.ns.svc", RecordType::A), "10.42.0.7 10.42.0.8");
     assert_eq!(shown("db-0.db.ns.svc", RecordType::A), "10.42.0.7");
@@ -148,6 +159,11 @@ fn ports_have_service_records() {
     assert_eq!(shown("web.ns.svc", RecordType::SRV), web);
     assert_eq!(shown("_http._udp.web.ns.svc", RecordType::SRV), ABSENT);
     assert_eq!(shown("_http._tcp.web.ns.svc", RecordType::A), NONE);
+    for all in ["_._tcp.web.ns.svc", "_http._.web.ns.svc", "_._.web.ns.svc", "http.tcp.web.ns.svc"] {
+        assert_eq!(shown(all, RecordType::SRV), web, "{all}");
+    }
+    assert_eq!(shown("_._udp.web.ns.svc", RecordType::SRV), ABSENT);
+    assert_eq!(shown("a.b.web.ns.svc", RecordType::A), ABSENT);
     let db = "0 50 5432 10-42-0-8.db.ns.svc.cluster.local. 0 50 5432 db-0.db.ns.svc.cluster.local.";
     assert_eq!(shown("_sql._tcp.db.ns.svc", RecordType::SRV), db);
     assert_eq!(ask("_sql._tcp.db.ns.svc.cluster.local.", RecordType::SRV).unwrap().additionals.len(), 2);
