@@ -1,9 +1,6 @@
 //! Documents about the API server: discovery, OpenAPI, version, token issuer.
 
-use std::{
-    collections::BTreeSet,
-    io::{self, Write as _},
-};
+use std::{collections::BTreeSet, io};
 
 use coracle_kinds::{Resources, discovery, openapi};
 use http::{HeaderMap, HeaderValue, StatusCode, header};

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::{Buf as _, Bytes, buf::Reader};
 use flate2::{Compression, bufread::GzDecoder, write::GzEncoder};
-use http_body::{Body as _, Frame, SizeHint};
+use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt as _;
 
 use crate::{
@@ -147,6 +147,8 @@ impl http_body::Body for Unpacked {
 
 #[cfg(test)]
 mod tests {
+    use http_body::Body as _;
+
     use super::*;
 
     fn packed(text: &[u8]) -> Packed {
