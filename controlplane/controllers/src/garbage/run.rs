@@ -19,24 +19,25 @@ use super::absent_owners::AbsentOwners;
 use super::actions::{apply, drop_finalizer};
 use super::discovery::{discover, until_due};
 use super::first_lists::FirstLists;
-use super::graph::{FollowUp, Graph};
+use super::graph::{FollowUp, Graph, Item};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
 use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Meta, Object};
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, Queue, pause_after};
 
 const COMPONENT: &str = "garbage-collector-controller";
 
-/// The garbage collector: the graph and the queues.
+/// The garbage collector: the graph and the queues. The name of each key in a queue is the uid of the object
+/// ([`Graph::queue_key`]).
 pub(crate) struct Collector {
     graph: Mutex<Graph>,
-    /// Uids of objects that may have to be deleted, or whose finalizer may have to be removed.
-    attempts: Queue<String>,
-    /// Uids of objects whose dependents must be orphaned.
-    orphans: Queue<String>,
+    /// Objects that may have to be deleted, or whose finalizer may have to be removed.
+    attempts: Queue<Key>,
+    /// Objects whose dependents must be orphaned.
+    orphans: Queue<Key>,
     /// The served kinds, to look up owners that are not in the graph.
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
@@ -59,6 +60,8 @@ struct Removed {
 
 /// Maximum number of removed kinds. If there are more, dependents of their last objects may stay.
 const MAX_REMOVED: usize = 1000;
+/// Workers that attempt deletions. One of them is reserved for other namespaces ([`Queue::shared`]).
+const WORKERS: usize = 4;
 /// Maximum concurrent look-ups of the owners of one object.
 const MAX_LOOKUPS: usize = 8;
 
@@ -68,7 +71,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let mut is_complete = found.is_complete;
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
-        attempts: Queue::measured(context.config.queue_metrics.of("garbage")),
+        attempts: Queue::shared(context.config.queue_metrics.of("garbage"), WORKERS),
         orphans: Queue::measured(context.config.queue_metrics.of("garbage-orphan")),
         kinds: Mutex::new(found.kinds),
         removed: Mutex::default(),
@@ -82,16 +85,16 @@ pub(crate) async fn run(context: Arc<Context>) {
     context.caches.synced().await;
     listed.wait().await;
     let mut tasks = JoinSet::new();
-    for _ in 0..4 {
+    for _ in 0..WORKERS {
         let (own, context) = (collector.clone(), context.clone());
         tasks.spawn(async move {
-            own.attempts.work("garbage", |uid| own.attempt(&context, uid)).await;
+            own.attempts.work("garbage", |key| own.attempt(&context, key.name)).await;
         });
     }
     let (own, of_orphans) = (collector.clone(), context.clone());
     tasks.spawn(async move {
         own.complete(listed).await;
-        own.orphans.work("garbage-orphan", |uid| own.orphan(&of_orphans, uid)).await;
+        own.orphans.work("garbage-orphan", |key| own.orphan(&of_orphans, key.name)).await;
     });
     loop {
         until_due(&collector.kinds_changed, is_complete).await;
@@ -181,12 +184,19 @@ impl Collector {
         listed.wait_for_core().await;
         self.has_core.store(true, Ordering::Release);
         let waiting = self.lock().foreground();
-        waiting.into_iter().for_each(|uid| self.attempts.add(uid));
+        self.enqueue(FollowUp { attempt: waiting, orphan: Vec::new() });
     }
 
+    /// Queues objects. Objects that do not exist any more need no work.
     fn enqueue(&self, work: FollowUp) {
-        work.attempt.into_iter().for_each(|uid| self.attempts.add(uid));
-        work.orphan.into_iter().for_each(|uid| self.orphans.add(uid));
+        for (queue, uids) in [(&self.attempts, work.attempt), (&self.orphans, work.orphan)] {
+            if !uids.is_empty() {
+                let graph = self.lock();
+                let keys: Vec<Key> = uids.iter().filter_map(|uid| graph.queue_key(uid)).collect();
+                drop(graph);
+                keys.into_iter().for_each(|key| queue.add(key));
+            }
+        }
     }
 
     fn kinds(&self) -> Vec<Arc<ApiKind>> {
@@ -323,16 +333,12 @@ impl Collector {
 
     /// Reconciles one object.
     async fn attempt(&self, context: &Context, uid: String) -> Result<Next, Error> {
-        let (item, dependents, blocking, waiting) = {
+        let (item, dependents) = {
             let graph = self.lock();
             let Some(item) = graph.get(&uid).filter(|_| graph.is_suspect(&uid)).cloned() else {
                 return Ok(Next::Wait);
             };
-            let dependents = graph.own_dependents(&uid);
-            let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
-            let waiting = dependents.iter().any(waits);
-            let blocking = graph.blocking_dependents(&uid);
-            (item, dependents, blocking, waiting)
+            (item, graph.observe_dependents(&uid))
         };
         let live = item.kind.live(&context.client, &item.key).await?;
         let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
@@ -352,9 +358,9 @@ impl Collector {
         let observed = ObservedObject {
             meta: &live.metadata,
             owners,
-            has_dependents: !dependents.is_empty(),
-            has_blocking_dependents: !blocking.is_empty(),
-            has_waiting_dependents: waiting,
+            has_dependents: dependents.count > 0,
+            has_blocking_dependents: dependents.has_blocking,
+            has_waiting_dependents: dependents.has_waiting,
         };
         match plan(&observed) {
             Action::Nothing => {}
@@ -363,8 +369,12 @@ impl Collector {
                 // A dependent that waits for its own dependents is queued after their deletion. Two objects that wait
                 // for each other must not queue each other without end.
                 let graph = self.lock();
-                let waits = |uid: &String| graph.get(uid).is_some_and(super::graph::Item::is_foreground);
-                blocking.into_iter().filter(|uid| !waits(uid)).for_each(|uid| self.attempts.add(uid));
+                let mut blocking = graph.blocking_dependents(&uid);
+                blocking.retain(|uid| graph.get(uid).is_none_or(|item| !item.is_foreground()));
+                drop(graph);
+                self.enqueue(FollowUp { attempt: blocking, orphan: Vec::new() });
+                // Each deletion of a dependent queues the object again, and each attempt reads all dependents.
+                return Ok(pause_after(dependents.count));
             }
             action => apply(context, &item.kind, &item.key, &live.metadata, action).await?,
         }
@@ -372,7 +382,7 @@ impl Collector {
     }
 
     /// Whether an owner exists in another namespace, where it cannot own the object.
-    fn is_foreign(&self, item: &super::graph::Item, owner: &OwnerReference) -> bool {
+    fn is_foreign(&self, item: &Item, owner: &OwnerReference) -> bool {
         self.lock().get(&owner.uid).is_some_and(|known| item.owner_state(known) == Owner::Absent)
     }
 
@@ -380,7 +390,7 @@ impl Collector {
     async fn owners<'a>(
         &self,
         context: &Context,
-        item: &super::graph::Item,
+        item: &Item,
         references: &'a [OwnerReference],
     ) -> Result<Vec<(&'a OwnerReference, Owner)>, Error> {
         let mut lookups = Vec::with_capacity(references.len());
@@ -394,12 +404,7 @@ impl Collector {
     }
 
     /// The state of an owner. Owners that are not in the graph are looked up in the API server.
-    async fn owner(
-        &self,
-        context: &Context,
-        item: &super::graph::Item,
-        owner: &OwnerReference,
-    ) -> Result<Owner, Error> {
+    async fn owner(&self, context: &Context, item: &Item, owner: &OwnerReference) -> Result<Owner, Error> {
         {
             let graph = self.lock();
             if let Some(known) = graph.get(&owner.uid) {
@@ -550,6 +555,58 @@ mod tests {
             assert_eq!(found, expect);
             assert_eq!(reads.load(Ordering::Relaxed), references.len(), "the second time nothing is read");
         }
+    }
+
+    #[tokio::test]
+    async fn namespaces_take_turns_in_the_deletions() {
+        let (collector, thing) = (collector(), kind("Thing", true));
+        let owner = json!({"apiVersion": "v1", "kind": "Thing", "name": "absent", "uid": "absent"});
+        for (namespace, uid) in [("many", "m0"), ("many", "m1"), ("many", "m2"), ("one", "o0")] {
+            let meta = json!({"name": uid, "namespace": namespace, "uid": uid, "ownerReferences": [owner]});
+            collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        }
+        let (sender, mut taken) = tokio::sync::mpsc::unbounded_channel();
+        let work = collector.attempts.work("test", |key: Key| {
+            sender.send(key.name).unwrap();
+            async { Ok(Next::Wait) }
+        });
+        let order = async {
+            let mut order = Vec::new();
+            while order.len() < 4 {
+                order.push(taken.recv().await.unwrap());
+            }
+            order
+        };
+        let order = tokio::select! {
+            () = work => unreachable!("work has no end"),
+            order = order => order,
+        };
+        assert_eq!(order, ["m0", "o0", "m1", "m2"]);
+    }
+
+    #[tokio::test]
+    async fn an_object_with_many_blocking_dependents_rests_after_an_attempt() {
+        let meta = json!({"name": "owner", "namespace": "n", "uid": "owner",
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FOREGROUND]});
+        let live = object(meta.clone());
+        let service = tower::service_fn(move |_request: http::Request<kube::client::Body>| {
+            let response = http::Response::new(serde_json::to_string(&live).unwrap());
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let client = kube::Client::new(service, "default");
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        let context = Context::new(client, recorder, ControllersConfig::default());
+        let (collector, thing) = (collector(), kind("Thing", true));
+        collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        let reference = json!({"apiVersion": "v1", "kind": "Thing", "name": "owner", "uid": "owner",
+            "blockOwnerDeletion": true});
+        for number in 0..1000 {
+            let uid = format!("child-{number}");
+            let meta = json!({"name": uid, "namespace": "n", "uid": uid, "ownerReferences": [reference]});
+            collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        }
+        let next = collector.attempt(&context, "owner".to_owned()).await.unwrap();
+        assert!(matches!(next, Next::Rest(_)), "each deletion of a dependent would start an attempt");
     }
 
     #[tokio::test]

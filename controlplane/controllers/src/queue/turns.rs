@@ -17,13 +17,6 @@ impl QueueKey for Key {
     }
 }
 
-/// A uid.
-impl QueueKey for String {
-    fn namespace(&self) -> &str {
-        ""
-    }
-}
-
 #[cfg(test)]
 impl QueueKey for &'static str {
     fn namespace(&self) -> &str {
