@@ -20,8 +20,14 @@ use crate::queue::{Next, Queue};
 /// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Queues nodes that have pods but do not exist, and nodes that are out of service. Also queues terminating pods
-/// without a node, and finished pods above the limit. The key of a node has no namespace.
+/// First character of the name in the key of a pod whose node may not exist. No name of an object has this character.
+const OF_ABSENT_NODE: char = '/';
+
+/// Queues deleted nodes, nodes that are out of service, and pods whose node does not exist. Also queues terminating
+/// pods without a node, and finished pods above the limit. The key of a node has no namespace.
+///
+/// A user can create very many pods with the names of different nodes that do not exist. A reconcile of a node reads all
+/// pods, so such pods are queued themselves, in the turns of their namespaces.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -43,19 +49,34 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
-        let node = change.new.and_then(|pod| pod.spec.node_name.as_deref()).filter(|node| !node.is_empty());
-        let Some(node) = node.map(|node| Key::new("", node)) else { return };
-        let deleting = change.new.is_some_and(|pod| pod.is_being_deleted());
+        let Some(pod) = change.new else { return };
+        let Some(node) = node_of(pod) else { return };
         match nodes.get(&node) {
+            None if nodes.is_synced() => own.add_after(key_of_lost(pod), QUARANTINE),
+            // Before the first list of the nodes, the nodes of all pods are absent.
             None => own.add_after(node, QUARANTINE),
-            Some(known) if deleting && plan::is_out_of_service(&known) => own.add(node),
+            Some(known) if pod.is_being_deleted() && plan::is_out_of_service(&known) => own.add(node),
             Some(_) => {}
         }
     });
 }
 
-/// Reconciles one node, or deletes one finished or terminating pod.
+/// The key of the pod's node. `None` if the pod has no node.
+fn node_of(pod: &Pod) -> Option<Key> {
+    let node = pod.spec.node_name.as_deref().filter(|node| !node.is_empty());
+    node.map(|node| Key::new("", node))
+}
+
+/// The key of a pod whose node may not exist.
+fn key_of_lost(pod: &Pod) -> Key {
+    Key { namespace: pod.namespace().to_owned(), name: format!("{OF_ABSENT_NODE}{}", pod.name()) }
+}
+
+/// Reconciles one node, or deletes one pod: a finished or terminating pod, or a pod whose node does not exist.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    if let Some(name) = key.name.strip_prefix(OF_ABSENT_NODE) {
+        return remove_lost(context, &Key::new(&key.namespace, name)).await;
+    }
     if !key.namespace.is_empty() {
         let is_due = |pod: &Arc<Pod>| plan::is_finished(pod) || plan::is_unscheduled(pod);
         if let Some(pod) = context.caches.pods.get(&key).filter(is_due) {
@@ -73,11 +94,25 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     for pod in plan::pods_of_absent_node(&key.name, context.caches.pods.all()) {
-        let message = "PodGC: node no longer exists";
-        let condition = disruption_target(&pod, "DeletionByPodGC", message, Timestamp::now());
-        remove(context, &pod, Some(condition)).await?;
+        remove(context, &pod, Some(node_is_absent(&pod))).await?;
     }
     Ok(Next::Wait)
+}
+
+/// Deletes a pod if its node does not exist.
+async fn remove_lost(context: &Context, key: &Key) -> Result<Next, Error> {
+    let Some(pod) = context.caches.pods.get(key) else { return Ok(Next::Wait) };
+    let Some(node) = node_of(&pod) else { return Ok(Next::Wait) };
+    let is_known = context.caches.nodes.get(&node).is_some();
+    if !is_known && !live::has_node(&context.client, &node.name).await? {
+        remove(context, &pod, Some(node_is_absent(&pod))).await?;
+    }
+    Ok(Next::Wait)
+}
+
+/// The condition of a pod whose node does not exist.
+fn node_is_absent(pod: &Pod) -> Value {
+    disruption_target(pod, "DeletionByPodGC", "PodGC: node no longer exists", Timestamp::now())
 }
 
 /// Marks a pod as failed unless it has finished, and deletes it without a grace period, because no kubelet can stop it.
@@ -105,6 +140,8 @@ async fn remove(context: &Context, pod: &Pod, condition: Option<Value>) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use coracle_watch::Event;
+
     use super::*;
     use crate::test_api::TestApi;
 
@@ -121,5 +158,62 @@ mod tests {
             assert_eq!(found.iter().map(|write| write.method.as_str()).collect::<Vec<_>>(), writes, "{node}");
             assert!(found.first().is_none_or(|write| write.body["status"]["phase"] == "Failed"));
         }
+    }
+
+    fn pod_on(node: &str, name: &str, phase: &str) -> Pod {
+        let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name, "resourceVersion": "7"},
+            "spec": {"nodeName": node}, "status": {"phase": phase}});
+        serde_json::from_value(pod).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_deleted_if_its_node_does_not_exist() {
+        let node = json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "late"}});
+        let api = TestApi::new(&[
+            ("/api/v1/nodes/late", node.clone()),
+            ("/api/v1/namespaces/n/pods/lost", json!({"metadata": {"name": "lost"}})),
+        ]);
+        let mut known = node;
+        known["metadata"] = json!({"name": "known", "uid": "known", "resourceVersion": "1"});
+        api.context.caches.nodes.written(serde_json::from_value(known).unwrap());
+        for (name, node) in [("kept", "known"), ("waits", "late"), ("lost", "absent")] {
+            // The number of finished pods is below the limit, so a finished pod stays.
+            let pod = pod_on(node, name, "Succeeded");
+            let key = key_of_lost(&pod);
+            api.context.caches.pods.written(pod);
+            reconcile(&api.context, key).await.unwrap();
+        }
+        let writes: Vec<_> = api.writes().into_iter().map(|write| (write.method, write.path)).collect();
+        assert_eq!(writes, [("DELETE".to_owned(), "/api/v1/namespaces/n/pods/lost".to_owned())]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pods_with_the_names_of_absent_nodes_are_queued_themselves() {
+        let api = TestApi::new(&[]);
+        let (queue, caches) = (Arc::new(Queue::new()), &api.context.caches);
+        listen(&api.context, &queue);
+        caches.pods.written(pod_on("early", "a", "Running"));
+        caches.nodes.apply(Event::Init);
+        caches.nodes.apply(Event::InitDone);
+        caches.pods.written(pod_on("x", "b", "Running"));
+        caches.pods.written(pod_on("y", "c", "Running"));
+        let (sender, mut queued) = tokio::sync::mpsc::unbounded_channel();
+        let work = queue.work("test", |key: Key| {
+            sender.send(key).unwrap();
+            async { Ok(Next::Wait) }
+        });
+        let keys = async {
+            let mut keys = Vec::new();
+            while keys.len() < 3 {
+                keys.push(queued.recv().await.unwrap());
+            }
+            keys
+        };
+        let keys = tokio::select! {
+            () = work => unreachable!("work has no end"),
+            keys = keys => keys,
+        };
+        // A reconcile of a node would read the pods of all namespaces.
+        assert_eq!(keys, [Key::new("", "early"), Key::new("n", "/b"), Key::new("n", "/c")]);
     }
 }
