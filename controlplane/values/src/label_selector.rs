@@ -35,6 +35,16 @@ pub fn has_requirements(selector: &ApiLabelSelector) -> bool {
         || selector.match_expressions.as_ref().is_some_and(|expressions| !expressions.is_empty())
 }
 
+/// Whether a LabelSelector object has more than 100 requirements or values, so that a comparison can take long. The
+/// function itself is fast for every selector.
+pub fn has_many_values(selector: &ApiLabelSelector) -> bool {
+    const MANY: usize = 100;
+    let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);
+    let expressions = selector.match_expressions.as_deref().unwrap_or_default();
+    let values = || expressions.iter().map(|one| one.values.as_ref().map_or(0, Vec::len)).sum::<usize>();
+    labels + expressions.len() > MANY || values() > MANY
+}
+
 fn meets(expression: &LabelSelectorRequirement, labels: Option<&Labels>) -> bool {
     let label = labels.and_then(|labels| labels.get(&expression.key));
     let is_value = |label: &String| expression.values.iter().flatten().any(|value| value == label);
@@ -367,6 +377,28 @@ mod tests {
         assert!(has_all(Some(&labels), Some(&map(json!({"disk": "ssd"})))));
         assert!(!has_all(Some(&labels), Some(&map(json!({"disk": "ssd", "zone": "x"})))));
         assert!(!has_all(None, Some(&map(json!({"disk": "ssd"})))));
+    }
+
+    #[test]
+    fn a_selector_with_more_than_a_hundred_values_has_many() {
+        let is_large = |selector: Value| has_many_values(&serde_json::from_value(selector).unwrap());
+        let names = |count: usize| (0..count).map(|number| format!("n{number}"));
+        let values = |count: usize| json!({"matchExpressions": [{"key": "a", "operator": "In", "values": names(count).collect::<Vec<_>>()}]});
+        let labels = |count: usize| {
+            let labels: serde_json::Map<String, Value> =
+                names(count).map(|name| (name, "x".into())).collect();
+            json!({"matchLabels": labels})
+        };
+        let absent = |count: usize| {
+            let absent = json!({"key": "a", "operator": "DoesNotExist"});
+            json!({"matchExpressions": vec![absent; count]})
+        };
+        for selector in [json!({}), values(100), labels(100), absent(100)] {
+            assert!(!is_large(selector));
+        }
+        for selector in [values(101), labels(101), absent(101)] {
+            assert!(is_large(selector));
+        }
     }
 
     #[test]

@@ -12,25 +12,22 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Secret, ServiceAccount};
 use crate::queue::{Next, Queue};
-use crate::queueing::queue_stored;
+use crate::queueing::{Selecting, queue_stored};
 use crate::write::Part;
 
 /// Queues changed Secrets, and the Secrets of created and deleted service accounts.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.account_tokens, queue);
-    let (own, secrets) = (queue.clone(), context.caches.account_tokens.clone());
+    let is_of_account =
+        |secret: &Secret, account: &ServiceAccount| account_name(secret) == Some(account.name());
+    let secrets = Selecting::new(queue, &context.caches.account_tokens, is_of_account, |_| false);
     context.caches.service_accounts.on_change(move |change| {
         let Some(account) = change.latest() else { return };
         let same = change.old.zip(change.new).is_some_and(|(old, new)| {
             old.uid() == new.uid() && old.is_being_deleted() == new.is_being_deleted()
         });
-        if same {
-            return;
-        }
-        for secret in secrets.in_namespace(account.namespace()) {
-            if account_name(&secret) == Some(account.name()) {
-                own.add(secret.key());
-            }
+        if !same {
+            secrets.changed(account.namespace(), account);
         }
     });
 }
@@ -94,4 +91,40 @@ fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: 
         },
         "data": data,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn very_many_secrets_are_compared_with_an_account_after_the_handler() {
+        let api = TestApi::new(&[]);
+        let (queue, caches) = (Arc::new(Queue::new()), &api.context.caches);
+        let object = |name: &str, account: &str| {
+            let annotations = json!({"kubernetes.io/service-account.name": account});
+            json!({"metadata": {"namespace": "n", "name": name, "uid": name, "resourceVersion": "1",
+                "annotations": annotations}})
+        };
+        for number in 0..100 {
+            let secret = object(&format!("secret-{number}"), &format!("account-{number}"));
+            caches.account_tokens.written(serde_json::from_value(secret).unwrap());
+        }
+        listen(&api.context, &queue);
+        caches.service_accounts.written(serde_json::from_value(object("account-7", "")).unwrap());
+        let (sender, mut queued) = tokio::sync::mpsc::unbounded_channel();
+        let work = queue.work("test", |key: Key| {
+            sender.send(key.name).unwrap();
+            async { Ok(Next::Wait) }
+        });
+        let mut work = std::pin::pin!(work);
+        assert!(futures::poll!(work.as_mut()).is_pending());
+        assert!(queued.try_recv().is_err(), "no Secret is compared in the handler");
+        let name = tokio::select! {
+            () = work.as_mut() => unreachable!("work has no end"),
+            name = queued.recv() => name.unwrap(),
+        };
+        assert_eq!(name, "secret-7");
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use coracle_values::label_selector::selects;
+use coracle_values::label_selector::{has_many_values, selects};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -31,7 +31,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         }
     });
     let may_adopt = |set: &DaemonSet, pod: &Pod| selects(&set.spec.selector, pod.metadata.labels.as_ref());
-    let (own, sets) = (queue.clone(), Selecting::new(queue, &context.caches.daemon_sets, may_adopt));
+    let is_large = |set: &DaemonSet| has_many_values(&set.spec.selector);
+    let (own, sets) =
+        (queue.clone(), Selecting::new(queue, &context.caches.daemon_sets, may_adopt, is_large));
     context.caches.pods.on_change(move |change| {
         for pod in [change.old, change.new].into_iter().flatten() {
             if let Some(owner) = controller_of(&pod.metadata) {

@@ -31,7 +31,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(deployment.key());
         }
     });
-    let deployments = Selecting::new(queue, &context.caches.deployments, |_, _: &ReplicaSet| true);
+    let deployments = Selecting::new(queue, &context.caches.deployments, |_, _: &ReplicaSet| true, |_| false);
     let own = queue.clone();
     context.caches.replica_sets.on_change(move |change| {
         for set in [change.old, change.new].into_iter().flatten() {

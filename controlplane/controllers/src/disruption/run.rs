@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coracle_values::CollectMap;
-use coracle_values::label_selector::LabelSelector;
+use coracle_values::label_selector::{LabelSelector, has_many_values};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -21,7 +21,8 @@ const COMPONENT: &str = "controllermanager";
 /// Queues changed budgets, and the budgets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.budgets, queue);
-    let budgets = Selecting::new(queue, &context.caches.budgets, plan::selects);
+    let is_large = |budget: &PodDisruptionBudget| budget.spec.selector.as_ref().is_some_and(has_many_values);
+    let budgets = Selecting::new(queue, &context.caches.budgets, plan::selects, is_large);
     context.caches.pods.on_change(move |change| {
         let is_relabelled =
             |old: &&Arc<Pod>| change.new.is_none_or(|new| new.metadata.labels != old.metadata.labels);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_values::label_selector::{has_requirements, selects};
+use coracle_values::label_selector::{has_many_values, has_requirements, selects};
 use futures::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::JobStatus;
@@ -45,7 +45,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let selector = &job.spec.selector;
         has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref())
     };
-    let (own, jobs) = (queue.clone(), Selecting::new(queue, &context.caches.jobs, may_adopt));
+    let is_large = |job: &Job| has_many_values(&job.spec.selector);
+    let (own, jobs) = (queue.clone(), Selecting::new(queue, &context.caches.jobs, may_adopt, is_large));
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !pods::is_relevant(old, new)) {
             return;

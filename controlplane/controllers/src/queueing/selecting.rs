@@ -2,7 +2,7 @@
 //!
 //! All controllers wait while a handler of a cache runs. A user can create very many budgets or replica sets, and
 //! selectors with very many values, and can change a pod many times in a second. So a handler compares the change with
-//! few objects at most. A task compares it with more objects, and gives way to other tasks.
+//! few objects at most, and with no large selector. A task makes the other comparisons, and gives way to other tasks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,6 +24,7 @@ pub(crate) struct Selecting<K, C> {
     queue: Arc<Queue<Key>>,
     objects: Arc<Cache<K>>,
     selects: fn(&K, &C) -> bool,
+    is_large: fn(&K) -> bool,
     waiting: Mutex<Waiting<C>>,
 }
 
@@ -35,14 +36,16 @@ struct Waiting<C> {
 }
 
 impl<K: Object, C: Object> Selecting<K, C> {
-    /// Queues the objects of a cache for which `selects` is true.
+    /// Queues the objects of a cache for which `selects` is true. `is_large` is true for objects whose comparison takes
+    /// long.
     pub(crate) fn new(
         queue: &Arc<Queue<Key>>,
         objects: &Arc<Cache<K>>,
         selects: fn(&K, &C) -> bool,
+        is_large: fn(&K) -> bool,
     ) -> Arc<Self> {
         let waiting = Mutex::new(Waiting { changed: BTreeMap::new(), is_running: false });
-        Arc::new(Self { queue: queue.clone(), objects: objects.clone(), selects, waiting })
+        Arc::new(Self { queue: queue.clone(), objects: objects.clone(), selects, is_large, waiting })
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting<C>> {
@@ -52,7 +55,7 @@ impl<K: Object, C: Object> Selecting<K, C> {
     /// Queues the objects of a namespace that select the changed object, now or soon. Handlers call this function.
     pub(crate) fn changed(self: &Arc<Self>, namespace: &str, changed: &Arc<C>) {
         let objects = self.objects.first_in_namespace(namespace, FEW + 1);
-        if objects.len() <= FEW {
+        if objects.len() <= FEW && !objects.iter().any(|object| (self.is_large)(object)) {
             for object in objects.iter().filter(|object| (self.selects)(object, changed)) {
                 self.queue.add(object.key());
             }
@@ -89,13 +92,13 @@ impl<K: Object, C: Object> Selecting<K, C> {
     async fn compare(&self, namespace: &str, changed: &[Arc<C>]) {
         let is_all = changed.len() > MAX_WAITING;
         let objects = self.objects.in_namespace(namespace);
-        for some in objects.chunks(STEP) {
-            for object in some {
-                if is_all || changed.iter().any(|changed| (self.selects)(object, changed)) {
-                    self.queue.add(object.key());
-                }
+        for (place, object) in objects.iter().enumerate() {
+            if is_all || changed.iter().any(|changed| (self.selects)(object, changed)) {
+                self.queue.add(object.key());
             }
-            tokio::task::yield_now().await;
+            if place % STEP == STEP - 1 || (self.is_large)(object) {
+                tokio::task::yield_now().await;
+            }
         }
     }
 }
@@ -108,7 +111,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::object::Pod;
+    use crate::object::{ObjectExt, Pod};
     use crate::queue::Next;
 
     std::thread_local! {
@@ -130,7 +133,8 @@ mod tests {
     #[tokio::test]
     async fn a_change_is_compared_with_many_selectors_after_the_handler() {
         let (objects, queue) = (Arc::new(Cache::<Pod>::new()), Arc::new(Queue::new()));
-        let selecting = Selecting::new(&queue, &objects, selects);
+        let is_large = |object: &Pod| object.name() == "z-large";
+        let selecting = Selecting::new(&queue, &objects, selects, is_large);
         let (sender, mut queued) = tokio::sync::mpsc::unbounded_channel();
         let worker = queue.clone();
         tokio::spawn(async move {
@@ -147,6 +151,15 @@ mod tests {
         selecting.changed("d", &Arc::new(pod("changed", 3)));
         assert_eq!(COMPARED.take(), FEW, "few objects are compared at once");
         assert_eq!(queued.recv().await.unwrap(), "o3");
+
+        objects.apply(Event::Delete(pod("o0", 0)));
+        objects.apply(Event::Apply(pod("z-large", FEW)));
+        selecting.changed("d", &Arc::new(pod("changed", FEW)));
+        assert_eq!(COMPARED.get(), 0, "no large selector is compared in a handler");
+        assert_eq!(queued.recv().await.unwrap(), "z-large");
+        objects.apply(Event::Delete(pod("z-large", FEW)));
+        objects.apply(Event::Apply(pod("o0", 0)));
+        COMPARED.set(0);
 
         objects.apply(Event::Apply(pod("last", FEW)));
         for label in [FEW, FEW + 1] {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_values::label_selector::{LabelSelector, has_requirements, selects};
+use coracle_values::label_selector::{LabelSelector, has_many_values, has_requirements, selects};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -42,7 +42,8 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
         let selector = &set.spec().selector;
         has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref())
     };
-    let (own, sets) = (queue.clone(), Selecting::new(queue, cache, may_adopt));
+    let is_large = |set: &K| has_many_values(&set.spec().selector);
+    let (own, sets) = (queue.clone(), Selecting::new(queue, cache, may_adopt, is_large));
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !plan::is_relevant(old, new)) {
             return;
