@@ -44,6 +44,7 @@ mod networking;
 mod processors;
 mod quota;
 mod rbac;
+mod requests;
 mod scheduling;
 mod shared;
 mod storage;
@@ -65,6 +66,7 @@ pub(crate) use networking::{IPAddress, ServiceCIDR};
 use processors::processors;
 pub(crate) use quota::ResourceQuota;
 pub(crate) use rbac::ClusterRole;
+use requests::{PodRequests, Resources};
 pub(crate) use scheduling::{PodGroup, PodSchedulingGroup};
 use storage::claim_volumes;
 pub(crate) use storage::{
@@ -100,7 +102,12 @@ pub(crate) struct PodSpec {
     pub(crate) containers: Vec<PodContainer>,
     /// Only sidecars with named ports: restartable init containers, which run beside the containers.
     #[serde(rename = "initContainers", deserialize_with = "sidecars")]
-    pub(crate) sidecars: Box<[PodContainer]>,
+    pub(crate) sidecars: Vec<PodContainer>,
+    /// The requests of the pod as a whole, until [`Object::slim`].
+    resources: Option<Resources>,
+    /// All requests, after [`Object::slim`].
+    #[serde(skip)]
+    pub(crate) requests: Option<Arc<PodRequests>>,
     /// Only volumes that use claims.
     #[serde(deserialize_with = "claim_volumes")]
     pub(crate) volumes: Arc<[PodVolume]>,
@@ -115,6 +122,9 @@ pub(crate) struct PodSpec {
 #[serde(default)]
 pub(crate) struct PodContainer {
     pub(crate) ports: Option<Vec<PodPort>>,
+    /// The name and the requests, until [`Object::slim`].
+    name: Option<String>,
+    resources: Option<Resources>,
 }
 
 /// A container port that has a name.
@@ -131,6 +141,7 @@ pub(crate) struct PodPort {
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodStatus {
     pub(crate) phase: Option<String>,
+    pub(crate) start_time: Option<Time>,
     pub(crate) conditions: Option<Vec<PodCondition>>,
     #[serde(rename = "podIP")]
     pub(crate) pod_ip: Option<String>,
@@ -391,15 +402,11 @@ impl Object for Pod {
         if let Some(annotations) = &mut meta.annotations {
             annotations.retain(|name, _| ANNOTATIONS.contains(&name.as_str()));
         }
-        for container in &mut self.spec.containers {
-            if let Some(ports) = &mut container.ports {
-                ports.retain(|port| port.name.is_some());
-            }
+        if self.spec.requests.is_none() {
+            self.spec.requests = Some(requests::take(&mut self.spec));
         }
-        self.spec
-            .containers
-            .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
-        self.spec.containers.shrink_to_fit();
+        keep_named_ports(&mut self.spec.containers);
+        keep_named_ports(&mut self.spec.sidecars);
         // A decoded list has the capacity for at least four items, even if it has fewer.
         if let Some(owners) = &mut self.metadata.owner_references {
             owners.shrink_to_fit();
@@ -412,6 +419,16 @@ impl Object for Pod {
         }
     }
 }
+
+/// Removes ports without a name, and containers without named ports.
+fn keep_named_ports(containers: &mut Vec<PodContainer>) {
+    for ports in containers.iter_mut().filter_map(|container| container.ports.as_mut()) {
+        ports.retain(|port| port.name.is_some());
+    }
+    containers.retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
+    containers.shrink_to_fit();
+}
+
 impl Object for ReplicaSet {}
 impl Object for Deployment {}
 impl Object for Node {}

@@ -50,8 +50,8 @@ pub(crate) struct FollowUp {
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     items: HashMap<String, Item>,
-    /// The dependents of each owner, and whether they block its foreground deletion. An owner does not search for itself
-    /// among the owners of a dependent, because a dependent can have thousands of owners.
+    /// The dependents of each owner, and whether they block its foreground deletion. An owner does not search for
+    /// itself among the owners of a dependent, because a dependent can have thousands of owners.
     dependents: HashMap<Box<str>, HashMap<String, bool>>,
     /// The most recently deleted owners. Their dependents need no request to the API server.
     deleted_owners: VecDeque<String>,

@@ -1,9 +1,10 @@
-//! The container statuses of a pod, reduced to restarts and failures, and its sidecars, reduced to named ports.
+//! The container statuses of a pod, reduced to restarts and failures, and its sidecars.
 
 use k8s_openapi::api::core::v1::ContainerStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Deserializer};
 
+use super::requests::Resources;
 use super::{PodContainer, PodPort};
 
 /// The restarts and failures of a pod's containers.
@@ -32,18 +33,16 @@ pub(crate) struct Failure {
 struct InitContainer {
     restart_policy: Option<String>,
     ports: Option<Vec<PodPort>>,
+    name: Option<String>,
+    resources: Option<Resources>,
 }
 
-/// Reads a list of init containers. Returns the containers that are restarted and have named ports.
-pub(super) fn sidecars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[PodContainer]>, D::Error> {
+/// Reads a list of init containers. Returns the containers that are restarted.
+pub(super) fn sidecars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PodContainer>, D::Error> {
     let all = Option::<Vec<InitContainer>>::deserialize(deserializer)?.unwrap_or_default();
     let sidecars = all.into_iter().filter(|init| init.restart_policy.as_deref() == Some("Always"));
-    let with_names = sidecars.filter_map(|init| {
-        let mut ports = init.ports.unwrap_or_default();
-        ports.retain(|port| port.name.is_some());
-        (!ports.is_empty()).then_some(PodContainer { ports: Some(ports) })
-    });
-    Ok(with_names.collect())
+    let container = |InitContainer { ports, name, resources, .. }| PodContainer { ports, name, resources };
+    Ok(sidecars.map(container).collect())
 }
 
 /// Reads a list of container statuses.

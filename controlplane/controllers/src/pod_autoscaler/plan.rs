@@ -1,5 +1,7 @@
 //! Plans the replicas of one target from its scale, its pods and its metrics. No I/O.
 
+use std::sync::Arc;
+
 use coracle_events::Event;
 use coracle_values::quantity::{Quantity, millis_of};
 use jiff::Timestamp;
@@ -10,10 +12,9 @@ use serde_json::{Value, json};
 use super::behavior::{History, Normalized, Range};
 use super::condition::Conditions;
 use super::metrics::Measured;
-use super::pod::Pod;
 use super::replicas::{Proposal, Target, Tolerance, Wanted, by_average, by_pods, by_value};
 use crate::config::AutoscalerOptions;
-use crate::object::HorizontalPodAutoscaler;
+use crate::object::{HorizontalPodAutoscaler, Pod};
 
 /// The type of the condition for valid metrics.
 pub(super) const ACTIVE: &str = "ScalingActive";
@@ -28,7 +29,7 @@ pub(super) struct Observed<'a> {
     pub(super) current: i32,
     /// `status.replicas` of the scale.
     pub(super) status_replicas: i32,
-    pub(super) pods: &'a [Pod],
+    pub(super) pods: &'a [Arc<Pod>],
     /// The values of each metric, in the order of the spec.
     pub(super) measured: &'a [Result<Measured, String>],
     pub(super) options: AutoscalerOptions,
@@ -350,6 +351,7 @@ fn binary(mut value: i64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::Object as _;
     use crate::pod_autoscaler::pod::{PodValue, PodValues};
 
     fn now() -> Timestamp {
@@ -367,7 +369,7 @@ mod tests {
             "target": {"type": "Utilization", "averageUtilization": percent}}})
     }
 
-    fn pods(count: usize) -> Vec<Pod> {
+    fn pods(count: usize) -> Vec<Arc<Pod>> {
         let pod = |number: usize| {
             let container = json!({"name": "c", "resources": {"requests": {"cpu": "100m"}}});
             let ready =
@@ -376,7 +378,9 @@ mod tests {
                 json!({"phase": "Running", "startTime": "2024-01-01T00:00:00Z", "conditions": [ready]});
             let pod = json!({"metadata": {"name": format!("p{number}")}, "spec": {"containers": [container]},
                 "status": status});
-            serde_json::from_value(pod).unwrap()
+            let mut pod: Pod = serde_json::from_value(pod).unwrap();
+            pod.slim();
+            Arc::new(pod)
         };
         (0..count).map(pod).collect()
     }

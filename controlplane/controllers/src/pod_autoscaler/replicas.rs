@@ -1,12 +1,14 @@
 //! The number of replicas that one metric proposes. Source: upstream's `replica_calculator.go`.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
 
-use super::pod::{Groups, Pod, PodValue, PodValues};
+use super::pod::{Groups, PodValue, PodValues};
 use crate::config::AutoscalerOptions;
+use crate::object::{ObjectExt, Pod};
 
 /// Tolerance as a fraction of the target. Smaller deviations of the usage are ignored.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +30,7 @@ pub(super) struct Target<'a> {
     pub(super) replicas: i32,
     /// `status.replicas`.
     pub(super) observed: i32,
-    pub(super) pods: &'a [Pod],
+    pub(super) pods: &'a [Arc<Pod>],
     pub(super) tolerance: Tolerance,
     pub(super) options: AutoscalerOptions,
     pub(super) now: Timestamp,
@@ -72,7 +74,7 @@ pub(super) fn by_pods(
     let requests = match wanted {
         Wanted::Mean(_) => HashMap::new(),
         Wanted::Utilization { resource, container, .. } => {
-            let of = |pod: &Pod| Ok((pod.name().to_owned(), pod.request(resource, container)?));
+            let of = |pod: &Arc<Pod>| Ok((pod.name().to_owned(), pod.request(resource, container)?));
             target.pods.iter().map(of).collect::<Result<_, String>>()?
         }
     };
@@ -194,6 +196,7 @@ fn mean(sum: i128, count: usize) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::Object as _;
     use serde_json::{Value, json};
 
     const NOW: &str = "2024-01-01T01:00:00Z";
@@ -202,17 +205,19 @@ mod tests {
         NOW.parse().unwrap()
     }
 
-    fn pod(name: &str, phase: &str, ready: &str) -> Pod {
+    fn pod(name: &str, phase: &str, ready: &str) -> Arc<Pod> {
         let container = json!({"name": "c", "resources": {"requests": {"cpu": "1"}}});
         let condition =
             json!({"type": "Ready", "status": ready, "lastTransitionTime": "2024-01-01T00:00:10Z"});
         let status = json!({"phase": phase, "startTime": "2024-01-01T00:00:00Z", "conditions": [condition]});
         let pod: Value =
             json!({"metadata": {"name": name}, "spec": {"containers": [container]}, "status": status});
-        serde_json::from_value(pod).unwrap()
+        let mut pod: Pod = serde_json::from_value(pod).unwrap();
+        pod.slim();
+        Arc::new(pod)
     }
 
-    fn running(count: usize) -> Vec<Pod> {
+    fn running(count: usize) -> Vec<Arc<Pod>> {
         (0..count).map(|number| pod(&format!("p{number}"), "Running", "True")).collect()
     }
 
@@ -221,7 +226,7 @@ mod tests {
         millis.iter().enumerate().map(|(number, millis)| (format!("p{number}"), value(millis))).collect()
     }
 
-    fn target(pods: &[Pod], replicas: i32) -> Target<'_> {
+    fn target(pods: &[Arc<Pod>], replicas: i32) -> Target<'_> {
         let tolerance = Tolerance { down: 0.1, up: 0.1 };
         let options = AutoscalerOptions::default();
         Target { replicas, observed: replicas, pods, tolerance, options, now: now() }
@@ -231,7 +236,7 @@ mod tests {
         Wanted::Utilization { percent, resource: "cpu", container: None }
     }
 
-    fn proposed(pods: &[Pod], replicas: i32, percent: i32, millis: &[i64]) -> i32 {
+    fn proposed(pods: &[Arc<Pod>], replicas: i32, percent: i32, millis: &[i64]) -> i32 {
         by_pods(target(pods, replicas), at(percent), values(millis), true).unwrap().replicas
     }
 
@@ -257,7 +262,7 @@ mod tests {
     #[test]
     fn the_options_decide_how_long_a_pod_counts_as_starting() {
         // The pods are not ready, since 10 seconds after their start an hour ago.
-        let pods: Vec<Pod> = (0..2).map(|number| pod(&format!("p{number}"), "Running", "False")).collect();
+        let pods: Vec<_> = (0..2).map(|number| pod(&format!("p{number}"), "Running", "False")).collect();
         let proposed = |options: AutoscalerOptions| {
             let target = Target { options, ..target(&pods, 2) };
             by_pods(target, at(30), values(&[600, 600]), true).map(|proposal| proposal.replicas)

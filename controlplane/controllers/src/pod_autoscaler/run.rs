@@ -3,25 +3,22 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_events::{Event, cause};
-use coracle_values::label_selector::LabelSelector;
+use coracle_events::Event;
+use coracle_values::label_selector::{LabelSelector, Labels};
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::autoscaling::v2::MetricSpec;
-use kube::Api;
-use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use super::condition::Conditions;
 use super::metrics::{Measured, Selected};
 use super::plan::{self, ABLE, ACTIVE, Decision, Observed};
-use super::pod::Pod;
 use super::target::Target;
 use super::{AutoscalerState, State};
 use crate::autoscaler_metrics::Scaling;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt};
+use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
 use crate::timestamp::whole_seconds;
 use crate::write::{Part, status_patch};
@@ -33,6 +30,10 @@ const MAX_METRICS: usize = 100;
 /// Maximum number of autoscalers that the message about an overlap names. Each overlapping autoscaler has the
 /// message in its status.
 const MAX_NAMES: usize = 10;
+/// Maximum number of requirements that are compared with the labels of pods, to find overlapping autoscalers. A
+/// namespace can have thousands of autoscalers, and thousands of pods with different labels. All other autoscalers wait
+/// during the comparison.
+const MAX_COMPARED: usize = 100_000;
 /// Maximum characters of the selector in that message.
 const MAX_SELECTOR: usize = 1024;
 
@@ -77,11 +78,36 @@ struct Reconcile<'a> {
 
 /// The input of a decision by metrics.
 struct Gathered {
-    pods: Vec<Pod>,
+    pods: Vec<Arc<Pod>>,
     /// The values of each metric, in the order of the spec.
     measured: Vec<Result<Measured, String>>,
     /// The duration of reading each metric.
     took: Vec<Duration>,
+}
+
+/// Comparisons of selectors with the labels of pods.
+struct Comparisons<'a> {
+    labels: &'a [Option<&'a Labels>],
+    /// The number of requirements that may still be compared. Afterwards no selector matches.
+    left: usize,
+}
+
+impl Comparisons<'_> {
+    /// Whether a selector selects any of the pods.
+    fn any(&mut self, selector: &LabelSelector) -> bool {
+        let cost = selector.requirements.len().max(1);
+        for labels in self.labels {
+            let Some(left) = self.left.checked_sub(cost) else {
+                self.left = 0;
+                return false;
+            };
+            self.left = left;
+            if selector.matches(*labels) {
+                return true;
+            }
+        }
+        false
+    }
 }
 
 /// The new status, without conditions.
@@ -186,9 +212,8 @@ impl Reconcile<'_> {
             scale.status.as_ref().and_then(|status| status.selector.as_deref()).unwrap_or_default();
         let parsed = self.selector(selector, conditions)?;
         let namespace = self.autoscaler.namespace();
-        let api: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
-        let pods = api.list(&ListParams::default().labels(selector)).await;
-        let pods = pods.map_err(|error| format!("unable to get pods: {}", cause(&error)))?.items;
+        let pods = self.context.caches.pods.in_namespace(namespace).into_iter();
+        let pods: Vec<_> = pods.filter(|pod| parsed.matches(pod.metadata.labels.as_ref())).collect();
         self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
         let (mut measured, mut took) = (Vec::new(), Vec::new());
@@ -221,7 +246,7 @@ impl Reconcile<'_> {
         &self,
         text: &str,
         selector: LabelSelector,
-        pods: &[Pod],
+        pods: &[Arc<Pod>],
         conditions: &mut Conditions,
     ) -> Result<(), String> {
         let key = self.autoscaler.key();
@@ -231,14 +256,12 @@ impl Reconcile<'_> {
         let mut labels: Vec<_> = pods.iter().map(|pod| pod.metadata.labels.as_ref()).collect();
         labels.sort_unstable();
         labels.dedup();
-        let selects = |other: &Key, selector: &Option<LabelSelector>| {
-            other.namespace == key.namespace
-                && selector
-                    .as_ref()
-                    .is_some_and(|selector| labels.iter().any(|labels| selector.matches(*labels)))
-        };
-        let mut all: Vec<&Key> =
-            state.iter().filter(|(other, kept)| selects(other, &kept.selector)).map(|(key, _)| key).collect();
+        let mut comparisons = Comparisons { labels: &labels, left: MAX_COMPARED };
+        let of_namespace = state.iter().filter(|(other, _)| other.namespace == key.namespace);
+        let selecting = of_namespace.filter(|(other, kept)| {
+            **other == key || kept.selector.as_ref().is_some_and(|selector| comparisons.any(selector))
+        });
+        let mut all: Vec<&Key> = selecting.map(|(key, _)| key).collect();
         if all.len() < 2 {
             return Ok(());
         }
@@ -364,9 +387,8 @@ mod tests {
 
     #[tokio::test]
     async fn computations_of_metrics_are_counted() {
-        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []});
         // The metrics API does not exist.
-        let api = TestApi::new(&[("/api/v1/namespaces/n/pods", list)]);
+        let api = TestApi::new(&[]);
         let (state, now, autoscaler) = (State::default(), Timestamp::now(), autoscaler("a", 1));
         let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
         let mut scale = Scale::default();
@@ -387,6 +409,7 @@ mod tests {
         let (api, state, now) = (TestApi::new(&[]), State::default(), Timestamp::now());
         let pod: Pod =
             serde_json::from_value(json!({"metadata": {"name": "p", "labels": {"app": "a"}}})).unwrap();
+        let pod = Arc::new(pod);
         let mut message = String::new();
         for number in 0..30 {
             let autoscaler = autoscaler(&format!("hpa-{number:02}"), 1);
@@ -397,5 +420,39 @@ mod tests {
             message = checked.err().unwrap_or_default();
         }
         assert!(message.ends_with("{hpa-09 n} and others]"), "{message}");
+    }
+
+    #[tokio::test]
+    async fn the_pods_of_a_target_are_those_of_the_cache() {
+        // The API server has no list of pods.
+        let (api, state, now) = (TestApi::new(&[]), State::default(), Timestamp::now());
+        for (namespace, name, app) in [("n", "own", "a"), ("n", "other", "b"), ("m", "foreign", "a")] {
+            let metadata = json!({"namespace": namespace, "name": name, "uid": name, "resourceVersion": "1",
+                "labels": {"app": app}});
+            api.context.caches.pods.written(serde_json::from_value(json!({"metadata": metadata})).unwrap());
+        }
+        let autoscaler = autoscaler("a", 0);
+        let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
+        let mut scale = Scale::default();
+        scale.status.get_or_insert_default().selector = Some("app=a".to_owned());
+        let gathered = reconcile.gather(&scale, &mut Conditions::new(None, now)).await;
+        let names: Vec<_> = gathered.unwrap().pods.iter().map(|pod| pod.key()).collect();
+        assert_eq!(names, [Key::new("n", "own")]);
+    }
+
+    #[test]
+    fn the_comparisons_for_overlapping_autoscalers_are_limited() {
+        // All comparisons would take a minute.
+        let labels: Vec<Labels> =
+            (0..20_000).map(|number| Labels::from([("n".to_owned(), number.to_string())])).collect();
+        let labels: Vec<Option<&Labels>> = labels.iter().map(Some).collect();
+        let names: Vec<String> = (0..200).map(|number| format!("key{number}!=x")).collect();
+        let long = LabelSelector::parse(&format!("{},n=x", names.join(","))).unwrap();
+        let mut comparisons = Comparisons { labels: &labels, left: MAX_COMPARED };
+        assert!(comparisons.any(&LabelSelector::parse("n=7").unwrap()));
+        for _ in 0..2000 {
+            assert!(!comparisons.any(&long));
+        }
+        assert!(!comparisons.any(&LabelSelector::parse("n=0").unwrap()), "the rest is left out");
     }
 }

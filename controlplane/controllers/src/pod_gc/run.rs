@@ -26,8 +26,8 @@ const OF_ABSENT_NODE: char = '/';
 /// Queues deleted nodes, nodes that are out of service, and pods whose node does not exist. Also queues terminating
 /// pods without a node, and finished pods above the limit. The key of a node has no namespace.
 ///
-/// A user can create very many pods with the names of different nodes that do not exist. A reconcile of a node reads all
-/// pods, so such pods are queued themselves, in the turns of their namespaces.
+/// A user can create very many pods with the names of different nodes that do not exist. A reconcile of a node reads
+/// all pods, so such pods are queued themselves, in the turns of their namespaces.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
