@@ -13,6 +13,7 @@ mod grace_ends;
 mod ledger;
 mod namespace_bytes;
 mod object;
+mod paid_claims;
 mod progress;
 mod references;
 mod rendered_events;

@@ -19,7 +19,7 @@
 use coracle_kinds::{
     Resource,
     initializers::is_pending,
-    quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage},
+    quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage, without_paid},
 };
 use jiff::Timestamp;
 use serde_json::Value;
@@ -92,6 +92,7 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     let mut ledger = call.state.cache.quotas.lock();
     ledger.advance(&call.state.cache, Timestamp::now());
     let now = ledger.now();
+    let [paid_before, paid] = ledger.paid_by_pods(&call.state.cache, kind, call.namespace(), object);
     let mut uses = false;
     for account in ledger.accounts(call.namespace()) {
         let quota = &account.quota;
@@ -103,8 +104,9 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
         {
             return forbidden(format!("failed quota: {}: {missing}", quota.name));
         }
-        let before = old.map(|old| quota.usage(kind, old, now)).unwrap_or_default();
-        let requested = growth(&quota.usage(kind, object, now), &before);
+        let before =
+            old.map(|old| without_paid(quota.usage(kind, old, now), &paid_before)).unwrap_or_default();
+        let requested = growth(&without_paid(quota.usage(kind, object, now), &paid), &before);
         uses |= !requested.is_empty();
         if let Some(why) = quota.exceeded(&account.used, &requested) {
             return forbidden(why);
@@ -115,10 +117,11 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
         return Ok(uses);
     }
     // As upstream, an amount that no quota of the namespace limits also counts as growth.
-    let before = old.map(|old| whole_usage(kind, old, now)).unwrap_or_default();
-    let grows = uses || !growth(&whole_usage(kind, object, now), &before).is_empty();
+    let before = old.map(|old| without_paid(whole_usage(kind, old, now), &paid_before)).unwrap_or_default();
+    let usage = without_paid(whole_usage(kind, object, now), &paid);
+    let grows = uses || !growth(&usage, &before).is_empty();
     let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
-    match uncovered(limited, quotas, kind, object, now).filter(|_| grows) {
+    match uncovered(limited, quotas, kind, object, &usage).filter(|_| grows) {
         None => Ok(uses),
         Some(Uncovered::Amounts(why)) => forbidden(why),
         Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),

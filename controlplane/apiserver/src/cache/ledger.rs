@@ -9,13 +9,14 @@ use std::{
 use coracle_kinds::{
     Resource,
     kind::by_resource,
-    quota::{Quota, Usage, grace_end, reads_object},
+    quota::{Quota, Usage, grace_end, reads_object, without_paid},
 };
 use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::grace_ends::GraceEnds;
+use super::paid_claims::PaidClaims;
 use crate::cache::{Cache, Change, Fields, Object, prefix_of};
 
 /// The fields of a pod that [`grace_end`] reads.
@@ -40,6 +41,8 @@ pub(crate) struct Accounts {
     now: Timestamp,
     /// Pods whose usage changes after `now`.
     grace_ends: GraceEnds,
+    /// Claims for which pods count.
+    paid_claims: PaidClaims,
 }
 
 /// One quota and its usage by the objects of its namespace.
@@ -82,6 +85,18 @@ impl Accounts {
         self.namespaces.get(namespace)?.get(name)
     }
 
+    /// The usage of an object for which a pod counts already: in the state that the accounts contain, and in its new
+    /// state.
+    pub(crate) fn paid_by_pods(
+        &self,
+        cache: &Cache,
+        kind: &Resource,
+        namespace: &str,
+        new: &Value,
+    ) -> [Usage; 2] {
+        self.paid_claims.of(cache, kind, namespace, new)
+    }
+
     /// Removes and returns the quotas whose status may differ from their account.
     pub(crate) fn take_changed(&mut self) -> BTreeSet<(String, String)> {
         std::mem::take(&mut self.changed)
@@ -97,6 +112,7 @@ impl Accounts {
     pub(crate) fn load(&mut self, cache: &Cache) {
         self.namespaces.clear();
         self.grace_ends = GraceEnds::default();
+        self.paid_claims = PaidClaims::default();
         self.now = Timestamp::now().max(self.now);
         let Some(kind) = by_resource("", "v1", "resourcequotas") else { return };
         for quota in cache.list(kind, "") {
@@ -143,9 +159,13 @@ impl Accounts {
     pub(crate) fn recount(&mut self, cache: &Cache, kind: &Resource) {
         let mut changed = Vec::new();
         for (namespace, accounts) in &mut self.namespaces {
+            if kind.is("resource.k8s.io", "ResourceClaim") {
+                self.paid_claims.remove_namespace(namespace);
+                self.paid_claims.load(cache, namespace);
+            }
             for (name, account) in accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind)) {
                 let scope = NamespaceAt { cache, namespace, now: self.now };
-                account.used = count(&scope, &account.quota, &mut self.grace_ends);
+                account.used = count(&scope, &account.quota, &self.paid_claims, &mut self.grace_ends);
                 changed.push((namespace.clone(), name.clone()));
             }
         }
@@ -163,10 +183,13 @@ impl Accounts {
         let is_quota = kind.is("", "ResourceQuota");
         let now = self.now;
         let is_same = || kind.is("", "Pod") && !change.deleted && has_same_use(change) == Some(true);
+        let is_claim = kind.is("resource.k8s.io", "ResourceClaim") && self.namespaces.contains_key(namespace);
+        let paid =
+            if is_claim { self.paid_claims.observe(cache, namespace, change) } else { Default::default() };
         if let Some(accounts) = self.namespaces.get_mut(namespace).filter(|_| !is_same()) {
             let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
             let changed: Vec<String> = used
-                .filter_map(|(name, account)| account.apply(kind, change, now).then(|| name.clone()))
+                .filter_map(|(name, account)| account.apply(kind, change, now, &paid).then(|| name.clone()))
                 .collect();
             if kind.is("", "Pod") {
                 self.observe_grace(change);
@@ -199,7 +222,10 @@ impl Accounts {
         if is_changed {
             let quota = Quota::read(&object.value());
             let scope = NamespaceAt { cache, namespace, now: self.now };
-            let used = count(&scope, &quota, &mut self.grace_ends);
+            if accounts.is_empty() {
+                self.paid_claims.load(cache, namespace);
+            }
+            let used = count(&scope, &quota, &self.paid_claims, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
         // A server with a faster clock has written a status without a pod that still counts here. If this server
@@ -221,6 +247,7 @@ impl Accounts {
             accounts.remove(name);
             if accounts.is_empty() {
                 self.namespaces.remove(namespace);
+                self.paid_claims.remove_namespace(namespace);
                 if let Some(pods) = by_resource("", "v1", "pods") {
                     self.grace_ends.remove_under(&prefix_of(pods, namespace));
                 }
@@ -232,12 +259,14 @@ impl Accounts {
 // === impl Account ===
 
 impl Account {
-    /// Applies a change at the time of the accounts. Returns whether the usage changed.
-    fn apply(&mut self, kind: &Resource, change: &Change, now: Timestamp) -> bool {
+    /// Applies a change at the time of the accounts. Returns whether the usage changed. `paid` is the usage for which a
+    /// pod counts, before and after the change.
+    fn apply(&mut self, kind: &Resource, change: &Change, now: Timestamp, paid: &[Usage; 2]) -> bool {
         let (quota, reads) = (&self.quota, reads_object(kind));
         let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null }, now);
-        let before = change.old.as_deref().map(of).unwrap_or_default();
-        let after = if change.deleted { Usage::new() } else { of(&change.new) };
+        let [paid_before, paid_after] = paid;
+        let before = change.old.as_deref().map(|old| without_paid(of(old), paid_before)).unwrap_or_default();
+        let after = if change.deleted { Usage::new() } else { without_paid(of(&change.new), paid_after) };
         self.replace(before, after)
     }
 
@@ -286,7 +315,12 @@ struct NamespaceAt<'a> {
 }
 
 /// The usage of a quota by all objects of the namespace. Adds the pods whose usage changes later to `grace_ends`.
-fn count(scope: &NamespaceAt<'_>, quota: &Quota, grace_ends: &mut GraceEnds) -> Usage {
+fn count(
+    scope: &NamespaceAt<'_>,
+    quota: &Quota,
+    paid_claims: &PaidClaims,
+    grace_ends: &mut GraceEnds,
+) -> Usage {
     let mut used = Usage::new();
     for collection in scope.cache.all() {
         let objects = collection.lock();
@@ -302,6 +336,10 @@ fn count(scope: &NamespaceAt<'_>, quota: &Quota, grace_ends: &mut GraceEnds) -> 
                 grace_ends.set(&object.key, end);
             }
             let usage = quota.usage(kind, &value, scope.now);
+            let usage = match paid_claims.get(&object.key) {
+                Some(paid) => without_paid(usage, paid),
+                None => usage,
+            };
             for (name, amount) in usage {
                 *used.entry(name).or_default() += amount;
             }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
-use coracle_kinds::quota::{Quota, Usage, grace_end};
+use coracle_kinds::quota::{ClaimOwner, Quota, Usage, grace_end, paid_by_pod, without_paid};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api_kind::{ApiKind, Discovered};
-use crate::object::{ObjectExt, ResourceQuota};
+use crate::object::{ObjectExt, Pod, ResourceQuota};
 
 /// One object, in thousandths.
 const ONE: i128 = 1000;
@@ -58,15 +58,15 @@ impl Count {
         Self { used: Usage::new(), now, next_change: None }
     }
 
-    /// Adds the usage of one object.
-    pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value) {
+    /// Adds the usage of one object. `paid` is the part for which a pod counts ([`paid`]).
+    pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value, paid: &Usage) {
         let more = match counted {
             Counted::BuiltIn(kind) => {
                 if kind.is("", "Pod") {
                     let end = grace_end(object).filter(|end| *end >= self.now);
                     self.next_change = self.next_change.into_iter().chain(end).min();
                 }
-                quota.usage(kind, object, self.now)
+                without_paid(quota.usage(kind, object, self.now), paid)
             }
             Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
         };
@@ -74,6 +74,19 @@ impl Count {
             *self.used.entry(name).or_default() += amount;
         }
     }
+}
+
+/// The usage of a claim for which a pod counts.
+pub(super) fn paid(claim: &Value, pod: &Pod) -> Usage {
+    let requests = pod.spec.requests.as_deref();
+    let request = |name: &str| requests.map_or(0, |requests| i128::from(requests.sum(name)));
+    let status = pod.status.extended_resource_claim_status.as_ref();
+    let owner = ClaimOwner {
+        uid: pod.uid(),
+        claim: status.map(|status| status.resource_claim_name.as_str()),
+        request: &request,
+    };
+    paid_by_pod(claim, &owner)
 }
 
 /// Keeps the former usage of kinds that are not known now, because their server does not respond. As upstream, their objects
@@ -100,6 +113,7 @@ mod tests {
     use kube::discovery::ApiResource;
 
     use super::*;
+    use crate::object::Object as _;
 
     fn kind(group: &str, kind: &str, plural: &str) -> ApiKind {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural);
@@ -123,7 +137,7 @@ mod tests {
                 "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}})
         };
         for phase in ["Running", "Pending", "Succeeded"] {
-            count.add(&limits, &pods, &pod(phase));
+            count.add(&limits, &pods, &pod(phase), &Usage::new());
         }
         assert_eq!(count.next_change, None);
         // The grace periods of the first two are over, those of the others are not.
@@ -131,13 +145,38 @@ mod tests {
             let mut deleted = pod("Running");
             deleted["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:00:{second}Z").into();
             deleted["metadata"]["deletionGracePeriodSeconds"] = 30.into();
-            count.add(&limits, &pods, &deleted);
+            count.add(&limits, &pods, &deleted, &Usage::new());
         }
         assert_eq!(count.next_change, Some(now));
         let things = counted(&object, &limits, &kind("example.com", "Thing", "things")).unwrap();
-        count.add(&limits, &things, &json!({}));
+        count.add(&limits, &things, &json!({}), &Usage::new());
         let expect = json!({"pods": "4", "requests.cpu": "1", "count/things.example.com": "1"});
         assert_eq!(limits.status(&count.used)["used"], expect);
+    }
+
+    #[test]
+    fn a_claim_counts_unless_its_pod_has_requested_the_devices() {
+        let name = "requests.deviceclass.resource.kubernetes.io/gpu";
+        let object = quota(json!({"hard": {name: "9"}}));
+        let limits = limits(&object);
+        let claims =
+            counted(&object, &limits, &kind("resource.k8s.io", "ResourceClaim", "resourceclaims")).unwrap();
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+        let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+        let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu", "count": 3}});
+        let claim = json!({"metadata": {"name": "c", "annotations": annotations, "ownerReferences": [owner]},
+            "spec": {"devices": {"requests": [request]}}});
+        for (uid, claim_of_pod, expect) in [("u", "c", 1000), ("u", "other", 3000), ("v", "c", 3000)] {
+            let resources = json!({"requests": {"deviceclass.resource.kubernetes.io/gpu": "2"}});
+            let pod = json!({"metadata": {"name": "p", "uid": uid},
+                "spec": {"containers": [{"name": "c", "resources": resources}]},
+                "status": {"extendedResourceClaimStatus": {"resourceClaimName": claim_of_pod}}});
+            let mut pod: Pod = serde_json::from_value(pod).unwrap();
+            pod.slim();
+            let mut count = Count::at(Timestamp::UNIX_EPOCH);
+            count.add(&limits, &claims, &claim, &paid(&claim, &pod));
+            assert_eq!(count.used.get(name), Some(&expect));
+        }
     }
 
     #[test]

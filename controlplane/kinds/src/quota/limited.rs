@@ -4,12 +4,11 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::scope::ScopeSelector;
-use super::{Quota, usage};
+use super::{Quota, Usage};
 use crate::Resource;
 
 /// An entry of `limitedResources`: a resource that can be used only if a quota limits it.
@@ -54,19 +53,18 @@ impl LimitedResource {
 }
 
 /// The reason why an object needs a quota that the namespace does not have. `None` if the quotas suffice. `quotas` has
-/// all quotas of the namespace.
+/// all quotas of the namespace. `usage` is the whole usage of the object.
 pub fn uncovered<'a>(
     limited: &[LimitedResource],
     quotas: impl Iterator<Item = &'a Quota>,
     kind: &Resource,
     object: &Value,
-    now: Timestamp,
+    usage: &Usage,
 ) -> Option<Uncovered> {
     let quotas: Vec<&Quota> = quotas.collect();
     let is_covered = |name: &str| {
         quotas.iter().any(|quota| quota.limits(name) && quota.tracks(kind) && quota.covers(kind, object))
     };
-    let usage = usage::of(kind, object, now);
     let names = usage.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name.as_str());
     let names = names.filter(|&name| limited.iter().any(|one| one.limits(kind, name)) && !is_covered(name));
     let names: Vec<&str> = names.collect();
@@ -83,8 +81,10 @@ pub fn uncovered<'a>(
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
     use serde_json::json;
 
+    use super::super::whole_usage;
     use super::*;
     use crate::kind::by_kind;
 
@@ -92,7 +92,8 @@ mod tests {
         let limited: Vec<LimitedResource> = serde_json::from_value(limited).unwrap();
         let quotas: Vec<Quota> = quotas.iter().map(|spec| Quota::read(&json!({"spec": spec}))).collect();
         let kind = by_kind("v1", kind).unwrap();
-        match uncovered(&limited, quotas.iter(), kind, object, Timestamp::UNIX_EPOCH)? {
+        let usage = whole_usage(kind, object, Timestamp::UNIX_EPOCH);
+        match uncovered(&limited, quotas.iter(), kind, object, &usage)? {
             Uncovered::Amounts(why) | Uncovered::Scopes(why) => Some(why),
         }
     }

@@ -130,11 +130,20 @@ fn claim(usage: &mut Usage, claim: &Value) {
     }
 }
 
+/// Start of the names of quotas for the extended resources that device classes provide implicitly.
+const IMPLICIT: &str = "requests.deviceclass.resource.kubernetes.io/";
+
+/// The devices of a claim, as the extended resources that their classes provide implicitly.
+pub(super) fn implicit_devices(claim: &Value) -> Usage {
+    let mut usage = Usage::new();
+    devices(&mut usage, claim);
+    usage.retain(|name, _| name.starts_with(IMPLICIT));
+    usage
+}
+
 /// Adds the devices of a claim. They count by their class, and as the extended resource that the class provides
-/// implicitly. If the claim was created for the extended resources of a pod, the pod already counts for the extended
-/// resource.
+/// implicitly. See `extended_claim.rs` for claims for the extended resources of a pod.
 fn devices(usage: &mut Usage, claim: &Value) {
-    let is_of_pod = is_for_extended_resources(claim);
     for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {
         let exact = &request["exactly"];
         let list = request["firstAvailable"].as_array().into_iter().flatten();
@@ -155,21 +164,9 @@ fn devices(usage: &mut Usage, claim: &Value) {
                 *amount = amount.saturating_add(count.saturating_mul(1000));
             };
             add(format!("{class}.deviceclass.resource.k8s.io/devices"));
-            if !is_of_pod {
-                add(format!("requests.deviceclass.resource.kubernetes.io/{class}"));
-            }
+            add(format!("{IMPLICIT}{class}"));
         }
     }
-}
-
-/// Whether a claim is marked as one that the scheduler has made for the extended resources of a pod. Any user who
-/// creates claims can mark them: upstream also compares the claim with the pod.
-fn is_for_extended_resources(claim: &Value) -> bool {
-    let metadata = &claim["metadata"];
-    let is_pod =
-        |owner: &Value| owner["controller"] == true && owner["kind"] == "Pod" && owner["apiVersion"] == "v1";
-    metadata["annotations"]["resource.kubernetes.io/extended-resource-claim"] == "true"
-        && metadata["ownerReferences"].as_array().into_iter().flatten().any(is_pod)
 }
 
 fn thousand(count: usize) -> i128 {

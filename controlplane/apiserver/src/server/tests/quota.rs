@@ -124,3 +124,35 @@ async fn pods_are_charged_for_their_requests_in_their_scope() {
     server.until_used("all", "pods", "0").await;
     assert_eq!(server.post(PODS, requesting("q", "600m")).await.code, 201);
 }
+
+#[tokio::test]
+async fn a_claim_is_charged_unless_its_pod_requests_the_devices() {
+    let server = Fixture::new().await;
+    let limited = "requests.deviceclass.resource.kubernetes.io/gpu";
+    server.quota("q", json!({"hard": {limited: "2"}})).await;
+    let mut requesting = pod("p");
+    let amounts = json!({"deviceclass.resource.kubernetes.io/gpu": "2"});
+    requesting["spec"]["containers"][0]["resources"] = json!({"requests": amounts, "limits": amounts});
+    let made = server.post(PODS, requesting).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let claim = |name: &str, uid: &Value, count: u32| {
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true});
+        let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+        let exactly = json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": count});
+        json!({"metadata": {"name": name, "annotations": annotations, "ownerReferences": [owner]},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}})
+    };
+    let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
+    let uid = &made.body["metadata"]["uid"];
+    for (name, uid, count, code) in
+        [("own", uid, 2, 201), ("large", uid, 3, 403), ("foreign", &json!("another"), 1, 403)]
+    {
+        let answer = server.post(claims, claim(name, uid, count)).await;
+        assert_eq!(answer.code, code, "{name}: {}", answer.body);
+    }
+    server.until_used("q", limited, "2").await;
+    // The deletion subtracts what the ledger has added.
+    assert_eq!(server.delete(&format!("{claims}/own"), json!({})).await.code, 200);
+    assert_eq!(server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await.code, 200);
+    server.until_used("q", limited, "0").await;
+}

@@ -1,0 +1,109 @@
+//! Claims that the scheduler creates for the extended resources of a pod. The pod already counts for these resources,
+//! so the claim does not count for them again.
+//!
+//! Source: `verifyOwner` in `pkg/quota/v1/evaluator/core/resource_claims.go`. Any user who creates claims can set the
+//! annotation and the owner. So the claim is compared with the pod. Upstream compares each request of the claim with the
+//! requests of single containers. This module compares the sums, and also the uid of the pod.
+
+use serde_json::Value;
+
+use super::usage::{self, Usage};
+
+/// The annotation of the claims.
+const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
+
+/// The pod that controls a claim.
+pub struct ClaimOwner<'a> {
+    /// The uid of the pod.
+    pub uid: &'a str,
+    /// The name of the claim in the status of the pod. `None` before the scheduler writes the status.
+    pub claim: Option<&'a str>,
+    /// The pod's request of an extended resource, in thousandths.
+    pub request: &'a dyn Fn(&str) -> i128,
+}
+
+/// Name and uid of the pod for whose extended resources a claim was created, according to the claim.
+pub fn pod_of_claim(claim: &Value) -> Option<(&str, &str)> {
+    let metadata = &claim["metadata"];
+    // With a second owner, the claim would stay after the deletion of the pod.
+    let [owner] = metadata["ownerReferences"].as_array()?.as_slice() else { return None };
+    let is_pod = owner["controller"] == true && owner["kind"] == "Pod" && owner["apiVersion"] == "v1";
+    let is_marked = metadata["annotations"][ANNOTATION] == "true";
+    (is_pod && is_marked).then_some((owner["name"].as_str()?, owner["uid"].as_str()?))
+}
+
+/// The usage of a claim for which its pod already counts. Empty if the claim is not the claim of the pod.
+pub fn paid_by_pod(claim: &Value, pod: &ClaimOwner<'_>) -> Usage {
+    let is_owner = pod_of_claim(claim).is_some_and(|(_, uid)| uid == pod.uid);
+    let is_claim = pod.claim.is_none_or(|name| claim["metadata"]["name"] == name);
+    if !is_owner || !is_claim {
+        return Usage::new();
+    }
+    let paid = usage::implicit_devices(claim).into_iter().filter_map(|(name, amount)| {
+        let paid = (pod.request)(name.strip_prefix("requests.")?).min(amount);
+        (paid > 0).then_some((name, paid))
+    });
+    paid.collect()
+}
+
+/// A usage without the part that a pod counts.
+pub fn without_paid(mut usage: Usage, paid: &Usage) -> Usage {
+    for (name, paid) in paid {
+        if let Some(amount) = usage.get_mut(name) {
+            *amount -= paid;
+        }
+    }
+    usage.retain(|_, amount| *amount != 0);
+    usage
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const GPU: &str = "requests.deviceclass.resource.kubernetes.io/gpu";
+
+    fn claim(counts: &[i64]) -> Value {
+        let request = |count: &i64| json!({"exactly": {"deviceClassName": "gpu", "count": count}});
+        let requests: Vec<Value> = counts.iter().map(request).collect();
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+        json!({"metadata": {"name": "c", "annotations": {ANNOTATION: "true"}, "ownerReferences": [owner]},
+            "spec": {"devices": {"requests": requests}}})
+    }
+
+    fn paid(claim: &Value, uid: &str, name: Option<&str>) -> i128 {
+        let request = |resource: &str| -> i128 {
+            i128::from(resource == "deviceclass.resource.kubernetes.io/gpu") * 3000
+        };
+        let paid = paid_by_pod(claim, &ClaimOwner { uid, claim: name, request: &request });
+        paid.get(GPU).copied().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_pod_pays_for_its_own_claim_up_to_its_requests() {
+        assert_eq!(pod_of_claim(&claim(&[1])), Some(("p", "u")));
+        assert_eq!(paid(&claim(&[1, 2]), "u", None), 3000);
+        assert_eq!(paid(&claim(&[1]), "u", Some("c")), 1000);
+        assert_eq!(paid(&claim(&[2, 8]), "u", None), 3000, "the pod requests less");
+        assert_eq!(paid(&claim(&[1]), "other", None), 0, "another pod of the same name");
+        assert_eq!(paid(&claim(&[1]), "u", Some("other")), 0, "the pod has another claim");
+        for field in ["annotations", "ownerReferences"] {
+            let mut unmarked = claim(&[1]);
+            unmarked["metadata"][field] = Value::Null;
+            assert_eq!((pod_of_claim(&unmarked), paid(&unmarked, "u", None)), (None, 0));
+        }
+        let mut shared = claim(&[1]);
+        shared["metadata"]["ownerReferences"].as_array_mut().unwrap().push(json!({"kind": "ConfigMap"}));
+        assert_eq!(pod_of_claim(&shared), None);
+    }
+
+    #[test]
+    fn the_paid_part_is_removed() {
+        let usage = |amount: i128| Usage::from([(GPU.to_owned(), amount), ("count/x".to_owned(), 1000)]);
+        let paid = Usage::from([(GPU.to_owned(), 3000), ("absent".to_owned(), 1)]);
+        assert_eq!(without_paid(usage(5000), &paid), usage(2000));
+        assert_eq!(without_paid(usage(3000), &paid), Usage::from([("count/x".to_owned(), 1000)]));
+    }
+}
