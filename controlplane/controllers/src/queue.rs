@@ -219,6 +219,9 @@ impl<T: QueueKey> Queue<T> {
             let running = self.meter.begin();
             let reconciled = tokio::time::timeout(RECONCILE_TIMEOUT, reconcile(key.clone())).await;
             drop(running);
+            // A reconcile that writes nothing waits for nothing. Thousands of them must not occupy a thread of the
+            // runtime, which can have two threads.
+            tokio::task::yield_now().await;
             match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE_TIMEOUT })) {
                 Ok(next) => {
                     self.lock().failures.remove(&key);
@@ -334,6 +337,25 @@ mod tests {
         assert!(queue.lock().take(Instant::now()).0.is_none());
         queue.done(&"a");
         assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test]
+    async fn reconciles_that_wait_for_nothing_give_way_to_other_tasks() {
+        let (queue, count) = (Arc::new(Queue::new()), Arc::new(Mutex::new(0)));
+        for number in 0..1000 {
+            queue.add(Key::new("n", &number.to_string()));
+        }
+        let (worker, counted) = (queue.clone(), count.clone());
+        tokio::spawn(async move {
+            let reconcile = |_key: Key| {
+                *counted.lock().unwrap() += 1;
+                async { Ok(Next::Wait) }
+            };
+            worker.work("test", reconcile).await;
+        });
+        tokio::task::yield_now().await;
+        let handled = *count.lock().unwrap();
+        assert!((1..1000).contains(&handled), "{handled}");
     }
 
     #[tokio::test(start_paused = true)]
