@@ -6,7 +6,7 @@
 pub(crate) mod rule;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     ops::Bound,
     sync::{Arc, PoisonError, RwLock},
 };
@@ -28,6 +28,8 @@ const RESOURCES: [&str; 4] = ["roles", "clusterroles", ROLE_BINDINGS, CLUSTER_RO
 const ROLE_BINDINGS: &str = "rolebindings";
 const CLUSTER_ROLE_BINDINGS: &str = "clusterrolebindings";
 
+/// Number of grants after which the authorizer notes the roles that it has read.
+const FEW_GRANTS: usize = 20;
 /// Maximum number of short rules that are compared on the async workers.
 const FEW_RULES: usize = 20;
 /// Maximum number of missing rules in an error.
@@ -108,10 +110,7 @@ fn allowing(policies: &Policies, attributes: &AccessAttributes<'_>) -> Option<St
     let policy = policies.current(attributes.cache);
     let name = attributes.info.object_name();
     let allows = |rule: &Rule| rule.allows(attributes.verb, attributes.info, &name);
-    let mut grants = policy.grants(attributes.user, namespace);
-    let found =
-        grants.find(|grant| policy.roles.get(grant.role).is_some_and(|rules| rules.iter().any(allows)));
-    found.map(describe)
+    policy.allowing(attributes.user, namespace, allows).map(describe)
 }
 
 /// The reason of an allowed request, in upstream's words.
@@ -275,6 +274,22 @@ impl Policy {
         let roles = &self.roles;
         let bound = self.grants(user, namespace).map(|grant| grant.role);
         bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
+    }
+
+    /// The first grant whose role has a rule that allows a request. After [`FEW_GRANTS`] grants, each role is read only
+    /// once: a user can bind a large role thousands of times, even to a group of other users.
+    fn allowing<'a>(
+        &'a self,
+        user: &'a User,
+        namespace: &'a str,
+        allows: impl Fn(&Rule) -> bool,
+    ) -> Option<Grant<'a>> {
+        let (mut number, mut read) = (0, HashSet::new());
+        self.grants(user, namespace).find(|grant| {
+            number += 1;
+            let is_new = number <= FEW_GRANTS || read.insert(grant.role);
+            is_new && self.roles.get(grant.role).is_some_and(|rules| rules.iter().any(&allows))
+        })
     }
 
     /// The grants to a user and its groups in a namespace.
@@ -452,6 +467,26 @@ mod tests {
         assert_eq!(resources("system:serviceaccount:b:s", "b"), ["nodes"]);
         assert_eq!(resources("system:serviceaccount:a:local", "a"), ["pods", "nodes"]);
         assert_eq!(resources("system:serviceaccount::local", "a"), ["nodes"]);
+    }
+
+    #[test]
+    fn a_role_that_is_bound_very_often_is_read_a_few_times() {
+        let mut policy = Policy::default();
+        policy.add("roles", &role(Some("a"), "own", "pods"));
+        for number in 0..1000 {
+            let mut binding = binding(Some("a"), "Role", "own", json!({"kind": "Group", "name": "g"}));
+            binding["metadata"]["name"] = format!("b{number}").into();
+            policy.add(ROLE_BINDINGS, &binding);
+        }
+        let (user, read) = (User::new("u", &["g"]), std::cell::Cell::new(0));
+        let refuses = |_rule: &Rule| {
+            read.set(read.get() + 1);
+            false
+        };
+        assert!(policy.allowing(&user, "a", refuses).is_none());
+        assert_eq!(read.get(), FEW_GRANTS + 1);
+        let grant = policy.allowing(&user, "a", |_rule| true).unwrap();
+        assert_eq!((grant.kind, grant.name, grant.role.1.as_str()), ("Group", "g", "own"));
     }
 
     #[test]
