@@ -36,6 +36,7 @@ mod list_stream;
 mod lock;
 mod metrics;
 mod names;
+pub mod namespace_limit;
 mod namespaces;
 mod nri;
 mod pidfd;

@@ -21,10 +21,7 @@ use crate::sandbox::Sandbox;
 use crate::sandbox::filter::{matches_id, matches_labels};
 use crate::tables::Tables;
 use crate::usage::meter::{Disk, Meter};
-use crate::usage::{Interface, interfaces};
-
-/// The pod's interface that the CRI calls the default interface.
-const DEFAULT_INTERFACE: &str = "eth0";
+use crate::usage::{DEFAULT_INTERFACE, Interface, interfaces};
 
 /// Reads the resource usage of pods and containers.
 #[derive(Clone)]

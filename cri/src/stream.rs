@@ -10,7 +10,6 @@ mod command;
 mod command_limit;
 mod forward;
 mod idle;
-mod namespace_limit;
 mod open;
 mod pump;
 mod queue;

@@ -13,6 +13,12 @@ use tracing::debug;
 /// can make any number of interfaces.
 const TABLE_MAX: u64 = 1 << 20;
 
+/// The pod's interface that the CRI calls the default interface.
+pub(crate) const DEFAULT_INTERFACE: &str = "eth0";
+
+/// Maximum interfaces of a pod that are reported. Each has eight time series.
+const INTERFACES_MAX: usize = 64;
+
 /// A network interface and its traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Interface {
@@ -38,11 +44,19 @@ fn disk(dir: &Path) -> Usage {
     })
 }
 
-/// The interfaces in the network namespace of a process, without the loopback interface. If the table is longer than
-/// [`TABLE_MAX`], only its first interfaces are returned.
+/// The interfaces in the network namespace of a process, without the loopback interface. Of many interfaces only some
+/// are returned.
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = File::open(format!("/proc/{pid}/net/dev")).ok()?;
-    whole_lines(table).ok().map(|table| parse(&table))
+    whole_lines(table).ok().map(|table| reported(parse(&table)))
+}
+
+/// The first [`INTERFACES_MAX`] interfaces. The default interface comes first.
+fn reported(mut found: Vec<Interface>) -> Vec<Interface> {
+    // A stable sort: the other interfaces keep their order.
+    found.sort_by_key(|interface| interface.name != DEFAULT_INTERFACE);
+    found.truncate(INTERFACES_MAX);
+    found
 }
 
 /// The lines in the first [`TABLE_MAX`] bytes, without an incomplete line at the end.
@@ -97,6 +111,16 @@ mod tests {
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].received, Traffic { bytes: 100, packets: 2, errors: 3, dropped: 9 });
         assert_eq!(found[0].sent, Traffic { bytes: 200, packets: 4, errors: 5, dropped: 6 });
+    }
+
+    #[test]
+    fn of_many_interfaces_the_default_one_and_the_first_ones_are_reported() {
+        let line = |name: &str| format!("{name}: 100 2 3 9 0 0 0 0 200 4 5 6 0 0 0 0\n");
+        let many = (0..1000).map(|number| line(&format!("dummy{number}")));
+        let table: String = many.chain([line(DEFAULT_INTERFACE)]).collect();
+        let found = reported(parse(&table));
+        let names: Vec<&str> = found.iter().take(3).map(|interface| interface.name.as_str()).collect();
+        assert_eq!((found.len(), names), (INTERFACES_MAX, vec!["eth0", "dummy0", "dummy1"]));
     }
 
     #[test]

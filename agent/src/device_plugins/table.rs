@@ -348,18 +348,14 @@ impl Table {
         }
     }
 
-    /// Frees the devices of a pod. None if the pod has no devices.
+    /// Frees the devices of a pod, except devices that another pod has, too: if the agent ends before it removes the
+    /// record of a pod, the next agent also reads the record of the pod that got the devices. None if the pod has no
+    /// devices.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
-        for (resource, allocation) in pod.containers.values().flatten() {
-            let Some(used) = self.used.get_mut(resource) else { continue };
-            for id in allocation.devices.keys() {
-                used.remove(id);
-            }
-            if used.is_empty() {
-                self.used.remove(resource);
-            }
-        }
+        self.used.clear();
+        let others = std::mem::take(&mut self.pods);
+        others.into_values().for_each(|other| self.restore_pod(other));
         Some(pod)
     }
 
@@ -567,6 +563,23 @@ mod tests {
         assert_eq!(table.reserve(at("r", "c"), &want(1), &[]), Ok(first));
         table.cancel("r");
         assert_eq!(table.pods(), ["q"], "the plugin has not answered for the devices of r");
+    }
+
+    #[test]
+    fn a_device_in_the_records_of_two_pods_stays_with_the_other_pod() {
+        let (mut before, _) = table(&[("a", true)]);
+        give(&mut before, at("ended", "c"), 1);
+        let ended = before.remove("ended").unwrap();
+        give(&mut before, at("new", "c"), 1);
+        let new = before.remove("new").unwrap();
+        for records in [[&ended, &new], [&new, &ended]] {
+            let (mut after, _) = table(&[("a", true)]);
+            records.into_iter().for_each(|record| after.restore_pod(record.clone()));
+            assert!(after.remove("ended").is_some());
+            assert_eq!(after.free(NAME).len(), 0, "the device of the new pod");
+            assert!(after.remove("new").is_some());
+            assert_eq!(after.free(NAME).len(), 1);
+        }
     }
 
     #[test]

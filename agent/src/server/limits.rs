@@ -15,10 +15,10 @@ use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
 use coracle_connections::{ConnectionPermit, Source};
+use coracle_cri::namespace_limit::{NamespaceLimit, NamespacePermit};
 use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::respond::{Refused, text};
 use super::route::Route;
@@ -28,7 +28,7 @@ use crate::runtime::Body;
 const MAX_BYTES: usize = 32 << 20;
 /// Minimum size in bytes of a response that counts towards [`MAX_BYTES`].
 const MIN_BYTES: usize = 8 << 10;
-/// Maximum logs that are read or followed at the same time.
+/// Maximum logs that are read or followed at the same time. The pods of one namespace have at most three quarters.
 const MAX_LOGS: usize = 512;
 /// If a log has this many unsent bytes, its connection gets the next piece only after bytes are sent. Without the
 /// limit, a connection would hold 400 KiB for a client that does not read.
@@ -38,7 +38,7 @@ const MAX_UNSENT: usize = 32 << 10;
 #[derive(Clone)]
 pub(super) struct ResponseLimits {
     unread: UnreadResponses,
-    logs: Arc<Semaphore>,
+    logs: NamespaceLimit,
 }
 
 /// The responses that are not read yet.
@@ -87,7 +87,7 @@ struct LogBody {
 /// The permit of a log. The reader of the files can share it with the response, by an extension of the response. The permit is
 /// released when both have ended.
 #[derive(Clone, Default)]
-pub(super) struct LogPermit(Arc<OnceLock<OwnedSemaphorePermit>>);
+pub(super) struct LogPermit(Arc<OnceLock<NamespacePermit>>);
 
 /// Bytes of a log that its connection has not sent yet.
 #[derive(Default)]
@@ -108,7 +108,7 @@ struct Piece {
 impl ResponseLimits {
     /// No responses yet.
     pub(super) fn new() -> Self {
-        Self { unread: UnreadResponses::default(), logs: Arc::new(Semaphore::new(MAX_LOGS)) }
+        Self { unread: UnreadResponses::default(), logs: NamespaceLimit::new(MAX_LOGS) }
     }
 
     /// Counts a response until its client has read it. A stream does not count: few pieces of it are in memory.
@@ -126,13 +126,14 @@ impl ResponseLimits {
     }
 
     /// A permit to read a log. `None` for other requests.
-    pub(super) fn log_permit(&self, route: &Route) -> Result<Option<OwnedSemaphorePermit>, Refused> {
-        if !route.is_log() {
-            return Ok(None);
-        }
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.logs).try_acquire_owned();
-        permit.map(Some).map_err(|_full| {
+    pub(super) fn log_permit(&self, route: &Route) -> Result<Option<NamespacePermit>, Refused> {
+        let namespace = match route {
+            Route::Logs { namespace, .. } => namespace.as_str(),
+            // The logs of the node count as those of a namespace.
+            Route::NodeLogs { .. } => "",
+            _ => return Ok(None),
+        };
+        self.logs.take(namespace).map(Some).ok_or_else(|| {
             let reason = "too many logs are read at the same time; try again later\n";
             Refused(StatusCode::TOO_MANY_REQUESTS, reason.to_owned())
         })
@@ -140,7 +141,7 @@ impl ResponseLimits {
 }
 
 /// The response with a log. The response keeps the permit until its end, and its connection holds few bytes.
-pub(super) fn log(mut response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
+pub(super) fn log(mut response: Response<Body>, permit: NamespacePermit) -> Response<Body> {
     let shared = response.extensions_mut().remove::<LogPermit>().unwrap_or_default();
     // The lock is empty: only this function sets it, once for each response.
     let _ = shared.0.set(permit);
@@ -364,31 +365,37 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_number_of_logs_is_read() {
+    fn a_limited_number_of_logs_is_read_and_a_namespace_leaves_some_to_others() {
         let limits = ResponseLimits::new();
-        let route = Route::of("/containerLogs/ns/p/c").expect("a path");
-        let read = || limits.log_permit(&route).ok().flatten();
-        let mut answers: Vec<_> = std::iter::from_fn(read).map(|permit| log(response(1), permit)).collect();
-        assert_eq!(answers.len(), MAX_LOGS);
-        let refused = limits.log_permit(&Route::of("/logs/a").expect("a path"));
+        let read = |path: &str| limits.log_permit(&Route::of(path).expect("a path")).ok().flatten();
+        let all = |path: &str| -> Vec<_> {
+            std::iter::from_fn(|| read(path)).map(|permit| log(response(1), permit)).collect()
+        };
+        let many = all("/containerLogs/ns/p/c");
+        let mut others = all("/containerLogs/other/p/c");
+        assert_eq!((many.len(), others.len()), (MAX_LOGS * 3 / 4, MAX_LOGS * 3 / 16));
+        let refused = limits.log_permit(&Route::of("/containerLogs/ns/q/c").expect("a path"));
         assert_eq!(refused.err().map(|refused| refused.0), Some(StatusCode::TOO_MANY_REQUESTS));
+        assert!(read("/logs/a").is_some());
         assert!(limits.log_permit(&Route::Healthz).is_ok_and(|permit| permit.is_none()));
-        answers.pop();
-        assert!(read().is_some());
+        others.pop();
+        assert!(read("/containerLogs/other/p/c").is_some());
     }
 
     #[test]
     fn a_reader_keeps_the_permit_of_its_log_after_the_client_has_left() {
-        let limits = ResponseLimits::new();
+        // A namespace gets one of two permits.
+        let limits = ResponseLimits { logs: NamespaceLimit::new(2), ..ResponseLimits::new() };
         let route = Route::of("/containerLogs/ns/p/c").expect("a path");
+        let take = || limits.log_permit(&route).ok().flatten();
         let of_reader = LogPermit::default();
         let mut response = response(1);
         response.extensions_mut().insert(of_reader.clone());
-        let response = log(response, limits.log_permit(&route).ok().flatten().expect("a permit"));
+        let response = log(response, take().expect("a permit"));
         drop(response);
-        assert_eq!(limits.logs.available_permits(), MAX_LOGS - 1);
+        assert!(take().is_none(), "the reader has the permit");
         drop(of_reader);
-        assert_eq!(limits.logs.available_permits(), MAX_LOGS);
+        assert!(take().is_some());
     }
 
     #[tokio::test]

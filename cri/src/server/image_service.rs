@@ -4,7 +4,7 @@ use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
 use tonic::Request;
 
-use super::transaction::{Answer, answer, measure};
+use super::transaction::{Answer, answer, measure_all};
 use crate::list_stream::Streamed;
 use crate::runtime::Runtime;
 
@@ -46,6 +46,6 @@ impl ImageService for Runtime {
     ) -> Answer<cri::ImageFsInfoResponse> {
         let images = self.images.clone();
         images.wait_for_removals().await;
-        measure(move || Ok(images.filesystems())).await
+        measure_all(move || Ok(images.filesystems())).await
     }
 }

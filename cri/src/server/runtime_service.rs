@@ -5,7 +5,9 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use futures::StreamExt as _;
 use tonic::{Request, Status};
 
-use super::transaction::{Answer, answer, create, create_named, finish, measure, run_cancellable, within};
+use super::transaction::{
+    Answer, answer, create, create_named, finish, measure, measure_all, measure_list, run_cancellable, within,
+};
 use crate::list_stream::Streamed;
 use crate::metrics;
 use crate::runtime::Runtime;
@@ -178,7 +180,9 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListContainerStatsRequest>,
     ) -> Answer<cri::ListContainerStatsResponse> {
         let stats = self.stats.clone();
-        measure(move || Ok(stats.container_stats_list(request.into_inner()))).await
+        let request = request.into_inner();
+        let filter = request.filter.clone();
+        measure_list(filter.as_ref(), move || Ok(stats.container_stats_list(request))).await
     }
 
     type StreamContainerStatsStream = Streamed<cri::StreamContainerStatsResponse>;
@@ -202,7 +206,9 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListPodSandboxStatsRequest>,
     ) -> Answer<cri::ListPodSandboxStatsResponse> {
         let stats = self.stats.clone();
-        measure(move || Ok(stats.sandbox_stats_list(request.into_inner()))).await
+        let request = request.into_inner();
+        let filter = request.filter.clone();
+        measure_list(filter.as_ref(), move || Ok(stats.sandbox_stats_list(request))).await
     }
 
     type StreamPodSandboxStatsStream = Streamed<cri::StreamPodSandboxStatsResponse>;
@@ -282,7 +288,7 @@ impl RuntimeService for Runtime {
         request: Request<cri::ListPodSandboxMetricsRequest>,
     ) -> Answer<cri::ListPodSandboxMetricsResponse> {
         let stats = self.stats.clone();
-        measure(move || Ok(stats.metrics_list(request.get_ref()))).await
+        measure_all(move || Ok(stats.metrics_list(request.get_ref()))).await
     }
 
     type StreamPodSandboxMetricsStream = Streamed<cri::StreamPodSandboxMetricsResponse>;

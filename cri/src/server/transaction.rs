@@ -1,5 +1,6 @@
 //! Cancellation and undo of calls: a call continues in a task when its caller disconnects, and is then undone or finished.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,14 +24,47 @@ pub(super) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
 }
 
-/// Calls that measure the writable layers of containers.
-static MEASURING_CALLS: FileWork = FileWork::new(32);
+/// Maximum calls of each of the two kinds that measure writable layers.
+const MEASURING_MAX: usize = 32;
 
-/// Runs a call that measures writable layers off the async executor. Containers can make the layers very large.
+/// Calls that measure the writable layers of some containers.
+static MEASURING_CALLS: FileWork = FileWork::new(MEASURING_MAX);
+
+/// Calls that measure the writable layers of all containers. After a start of the node, each of these calls takes as
+/// long as the first measurements of all layers together, and clients repeat the calls meanwhile. They must not delay
+/// the checks of single pods, so they have permits of their own.
+static MEASURING_LISTS: FileWork = FileWork::new(MEASURING_MAX);
+
+/// Runs a call that measures writable layers of some containers off the async executor. Containers can make the layers
+/// very large.
 pub(super) async fn measure<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Answer<T> {
-    match MEASURING_CALLS.run(call).await {
+    measured(MEASURING_CALLS.run(call).await)
+}
+
+/// Like [`measure`], for all containers.
+pub(super) async fn measure_all<T: Send + 'static>(
+    call: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Answer<T> {
+    measured(MEASURING_LISTS.run(call).await)
+}
+
+/// Like [`measure`], for the containers that match a filter.
+pub(super) async fn measure_list<T: Send + 'static, F: Default + PartialEq>(
+    filter: Option<&F>,
+    call: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Answer<T> {
+    if filter.is_none_or(|filter| *filter == F::default()) {
+        measure_all(call).await
+    } else {
+        measure(call).await
+    }
+}
+
+/// The response of a call that has measured, or the failure of its thread.
+fn measured<T>(result: io::Result<Result<T, Error>>) -> Answer<T> {
+    match result {
         Ok(result) => answer(result),
         Err(error) => Err(Status::internal(error.to_string())),
     }
@@ -147,5 +181,45 @@ where
     match tokio::spawn(call(gone)).await {
         Ok(result) => answer(result),
         Err(panic) => Err(Status::internal(panic.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+
+    use coracle_proto::cri::ContainerStatsFilter;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn measurements_of_all_containers_do_not_delay_those_of_one_pod() {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let no_filter = ContainerStatsFilter::default();
+        let lists: Vec<_> = (0..=MEASURING_MAX)
+            .map(|_| {
+                let (release, released) = mpsc::channel::<()>();
+                let (begun, filter) = (Arc::clone(&begun), no_filter.clone());
+                let list = tokio::spawn(async move {
+                    let slow = move || {
+                        begun.fetch_add(1, Ordering::SeqCst);
+                        Ok(released.recv().is_err())
+                    };
+                    measure_list(Some(&filter), slow).await
+                });
+                (release, list)
+            })
+            .collect();
+        let all_begun = || begun.load(Ordering::SeqCst) == MEASURING_MAX;
+        coracle_testing::until_yielding("all permits of lists are held", 10, all_begun).await;
+        let of_one = ContainerStatsFilter { pod_sandbox_id: "p".to_owned(), ..no_filter };
+        let measured = measure_list(Some(&of_one), || Ok(7));
+        let measured = tokio::time::timeout(Duration::from_secs(30), measured).await;
+        assert_eq!(measured.expect("another permit").expect("measured").into_inner(), 7);
+        for (release, list) in lists {
+            drop(release);
+            assert!(list.await.expect("task").expect("measured").into_inner());
+        }
     }
 }

@@ -6,9 +6,9 @@ use coracle_proto::cri;
 
 use super::client::{Client, Output, exited, failed};
 use super::command_limit;
-use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use super::pump::{End, Pipes, Session, Streams, Target};
 use crate::error::Error;
+use crate::namespace_limit::{NamespaceLimit, NamespacePermit};
 use crate::shim_client::{AttachTo, Attached, Shim};
 use crate::tables::Tables;
 

@@ -5,9 +5,9 @@ use std::sync::LazyLock;
 
 use coracle_connections::Share;
 
-use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use crate::container::Container;
 use crate::error::Error;
+use crate::namespace_limit::{NamespaceLimit, NamespacePermit};
 use crate::tables::Tables;
 
 /// The commands and attached clients. The pods of one namespace leave permits for other namespaces.

@@ -10,9 +10,9 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::time::sleep;
 
-use super::namespace_limit::{NamespaceLimit, NamespacePermit};
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, queue};
 use crate::error::Error;
+use crate::namespace_limit::{NamespaceLimit, NamespacePermit};
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 16 << 10;

@@ -1,10 +1,12 @@
 //! Measurement of the pods' disks, concurrent with the eviction rounds. A measurement takes minutes if pods have many
-//! files. Evictions for a lack of memory must not wait for the measurement.
+//! files. Evictions for a lack of memory must not wait for the measurement. Several pods are measured at the same time.
+//! So a measurement takes as long as its slowest pod, unless many pods have many files.
 
 use std::collections::HashSet;
 use std::future::Future;
 use std::sync::Arc;
 
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 
@@ -53,15 +55,22 @@ impl<T: Send + 'static> Measurement<T> {
 
 /// Measures the disk usage of these pods.
 pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, pace: Pace) -> MeasuredPods {
-    let mut pods = Vec::with_capacity(candidates.len());
     // One list for all pods: the runtime searches all containers for each list.
     let mut layers = usage::layers(&node, None).await;
-    for pod in candidates {
+    let measure = |pod: Arc<Pod>| {
         let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
-        let usage = usage::with_layers(&node, &pod, own).await;
-        pods.push(MeasuredPod { pod, usage });
-    }
-    MeasuredPods { pace, pods }
+        let node = Arc::clone(&node);
+        async move {
+            let usage = usage::with_layers(&node, &pod, own).await;
+            MeasuredPod { pod, usage }
+        }
+    };
+    MeasuredPods { pace, pods: measure_each(candidates, measure).await }
+}
+
+/// Measures all pods, [`usage::RANKED`] at a time. The results are in the order in which the measurements end.
+async fn measure_each<P, F: Future>(pods: Vec<P>, measure: impl FnMut(P) -> F) -> Vec<F::Output> {
+    futures::stream::iter(pods).map(measure).buffer_unordered(usage::RANKED).collect().await
 }
 
 /// The measured pods that may still be evicted. The other pods have ended, or were evicted, during the measurement.
@@ -94,6 +103,35 @@ mod tests {
         assert!(measurement.result().now_or_never().is_none(), "the second one was not begun");
         measurement.begin(async { 3 });
         assert_eq!(measurement.result().await, 3);
+    }
+
+    #[tokio::test]
+    async fn a_pod_with_many_files_does_not_delay_the_measurement_of_others() {
+        let both = tokio::sync::Barrier::new(2);
+        let measure = |pod: usize| {
+            let both = &both;
+            async move {
+                // The first measurement does not end before the second one has begun.
+                both.wait().await;
+                pod
+            }
+        };
+        let mut measured =
+            measure_each(vec![1, 2], measure).now_or_never().expect("measured at the same time");
+        measured.sort_unstable();
+        assert_eq!(measured, [1, 2]);
+    }
+
+    #[test]
+    fn a_limited_number_of_pods_is_measured_at_the_same_time() {
+        let mut begun = 0;
+        let measure = |_pod: usize| {
+            begun += 1;
+            std::future::pending::<()>()
+        };
+        let pods = (0..usage::RANKED + 3).collect();
+        assert!(measure_each(pods, measure).now_or_never().is_none());
+        assert_eq!(begun, usage::RANKED);
     }
 
     #[test]

@@ -26,8 +26,12 @@ const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 /// Maximum checks of pods with limits at the same time.
 pub(super) const CHECKS: usize = 6;
 
-/// Walks of the directories of pods. A shortage and a summary have one walk at a time each, and each check has one.
-static WALKS: FileWork = FileWork::new(CHECKS + 2);
+/// Maximum pods that are measured at the same time for a shortage.
+pub(super) const RANKED: usize = 6;
+
+/// Walks of the directories of pods. A summary has one walk at a time. Each check, and each pod that is measured for a
+/// shortage, has one, too.
+static WALKS: FileWork = FileWork::new(CHECKS + RANKED + 1);
 
 /// The directories of one pod.
 struct PodDirectories {

@@ -1,4 +1,4 @@
-//! The node's limit on streams to pods. The pods of one namespace cannot use up the whole limit.
+//! A limit of the node on streams to pods, or on logs of pods. The pods of one namespace cannot use up the whole limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ const PER_FREE: usize = 3;
 
 /// The permits of a node. Clones share the permits.
 #[derive(Clone, Debug)]
-pub(super) struct NamespaceLimit {
+pub struct NamespaceLimit {
     most: usize,
     taken: Arc<Mutex<Taken>>,
 }
@@ -20,9 +20,9 @@ struct Taken {
     namespaces: HashMap<String, usize>,
 }
 
-/// The permit for one stream. Dropping it releases the permit.
+/// The permit for one stream or log. Dropping it releases the permit.
 #[derive(Debug)]
-pub(super) struct NamespacePermit {
+pub struct NamespacePermit {
     limit: NamespaceLimit,
     namespace: String,
 }
@@ -31,12 +31,14 @@ pub(super) struct NamespacePermit {
 
 impl NamespaceLimit {
     /// A limit of `most` permits.
-    pub(super) fn new(most: usize) -> Self {
+    #[must_use]
+    pub fn new(most: usize) -> Self {
         Self { most, taken: Arc::default() }
     }
 
     /// A permit for a pod of the namespace. `None` if too few permits would be left for other namespaces.
-    pub(super) fn take(&self, namespace: &str) -> Option<NamespacePermit> {
+    #[must_use]
+    pub fn take(&self, namespace: &str) -> Option<NamespacePermit> {
         let mut taken = self.taken();
         let own = taken.namespaces.get(namespace).copied().unwrap_or_default() + 1;
         let free = self.most.checked_sub(taken.total + 1)?;
