@@ -13,6 +13,7 @@ mod control;
 pub(crate) mod controlplane;
 pub(crate) mod down;
 pub(crate) mod image;
+mod joined_dns;
 mod node;
 mod output;
 mod program_pages;

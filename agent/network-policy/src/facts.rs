@@ -117,3 +117,22 @@ impl PodFacts {
         &self.namespace
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn pods_on_the_nodes_network_have_no_facts() {
+        let facts = |host_network: bool| {
+            let spec = json!({"nodeName": "here", "hostNetwork": host_network, "containers": []});
+            let pod = json!({"metadata": {"uid": "u", "namespace": "n"}, "spec": spec,
+                "status": {"podIPs": [{"ip": "192.0.2.1"}]}});
+            PodFacts::of(&serde_json::from_value(pod).unwrap(), "here")
+        };
+        assert!(facts(false).is_some());
+        assert_eq!(facts(true), None, "a policy of the pod would restrict its node and other pods there");
+    }
+}

@@ -77,8 +77,7 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
     if random.random_ratio(1, 5) {
         return (key, None);
     }
-    let is_udp = random.random_bool(0.3);
-    let protocol = if is_udp { "UDP" } else { "TCP" };
+    let protocol = ["TCP", "TCP", "TCP", "UDP", "UDP", "SCTP"][random.random_range(0..6usize)];
     let ips = [format!("10.43.0.{number}"), format!("fd43::{number:x}")];
     let ips = if random.random_bool(0.5) { &ips[..] } else { &ips[..1] };
     let kind = if random.random_bool(0.3) { "NodePort" } else { "ClusterIP" };
@@ -89,6 +88,7 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
         "type": kind, "clusterIP": ips[0], "clusterIPs": ips,
         "sessionAffinity": if random.random_bool(0.2) { "ClientIP" } else { "None" },
         "internalTrafficPolicy": if random.random_bool(0.2) { "Local" } else { "Cluster" },
+        "externalTrafficPolicy": if random.random_bool(0.3) { "Local" } else { "Cluster" },
         "ports": [{"port": 80, "protocol": protocol, "nodePort": 30_000 + u16::from(number)}]}});
     let slices = ["IPv4", "IPv6"].iter().take(ips.len()).map(|family| {
         let endpoints: Vec<_> = (0..random.random_range(0..5u8))

@@ -12,7 +12,7 @@ use coracle_agent::join::{
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
-use super::progress;
+use super::{joined_dns, progress};
 use crate::lock::Lock;
 use crate::settings::{Credentials, Node, Serving, Settings};
 
@@ -72,6 +72,7 @@ pub(crate) async fn run(settings: Settings, connection: ControlPlaneConnection) 
     let membership = membership(&node, connection).await?;
     super::prepare(&node)?;
     let client = membership.client();
+    joined_dns::learn(&mut node, &client).await;
     let credentials = Credentials {
         client_ca: Some(membership.client_ca()),
         identity: Identity::Joined(Arc::new(membership)),

@@ -301,7 +301,10 @@ fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     let mut explicit = node("[node]\nserve-dns = true\nservice-proxy = true\nnetwork-policy = true");
     explicit.disable_cluster_services();
     assert_eq!(shown(&explicit), (true, true, 1));
+    let own = node("[node]\nserve-dns = true\ncluster-dns = [\"10.96.0.10\"]");
+    assert_eq!(shown(&own), (true, true, 1), "the node serves DNS at this address");
     let mut configured = node("[node]\ncluster-dns = [\"10.96.0.10\"]");
+    assert_eq!(shown(&configured), (false, true, 1), "another program serves DNS");
     configured.disable_cluster_services();
     assert_eq!(shown(&configured), (false, false, 1));
 }

@@ -516,6 +516,8 @@ mod tests {
             assert_eq!(port < 30016, number > 16, "{number}: {port}");
             taken.push(port);
         }
+        let services = services(&[], &taken);
+        assert_eq!(any_free(&allocations(&services, &addresses, &node_ports)), None, "all ports are used");
     }
 
     #[test]

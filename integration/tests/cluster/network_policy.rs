@@ -1,5 +1,7 @@
 //! NetworkPolicies between real pods of one node, whose packets pass its bridge.
 
+use std::process::Command;
+
 use coracle_integration::{Cluster, eventually, has_condition, on_a_machine};
 
 const PORTS: &str = r#""ports":[{"name":"web","containerPort":8080},{"name":"other","containerPort":8081}]"#;
@@ -74,6 +76,10 @@ fn policies_restrict_pods_of_one_node() {
         cluster.apply(&policy("default", "deny", r#"{"podSelector":{"matchLabels":{"app":"web"}}}"#));
         eventually("all to be denied", 20, || !can_reach(friend, 8080) && !can_reach(guest, 8080));
         assert!(can_reach(web, 8080), "the pod does not reach itself");
+        flush_tables();
+        eventually("all to be denied after a flush", 20, || {
+            !can_reach(friend, 8080) && !can_reach(guest, 8080)
+        });
         let by_label = r#"{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":"web"}],
             "from":[{"namespaceSelector":{"matchLabels":{"team":"x"}},"podSelector":{"matchLabels":{"app":"guest"}}}]}]}"#;
         cluster.apply(&policy("default", "by-label", by_label));
@@ -104,6 +110,11 @@ fn policies_restrict_pods_of_one_node() {
         eventually("everything to be allowed again", 20, || can_reach(friend, 8080));
         cluster_policies_precede(&cluster, &ip);
     });
+}
+
+/// Removes all tables of nftables, as another process may do.
+fn flush_tables() {
+    assert!(Command::new("nft").args(["flush", "ruleset"]).status().unwrap().success());
 }
 
 /// Policies of the whole cluster: their kind is installed while the node runs, and removed with its objects.

@@ -83,6 +83,11 @@ fn pods_reach_services_by_name_address_and_node_port() {
         assert_eq!(answers(&cluster, "sticky", 20).len(), 1);
         let own = ask("one", &cluster, "web", "80", 20);
         assert_eq!(own, ["one", "two"], "pods of the service that a pod of the service reaches");
+        let flushed = Command::new("nft").args(["flush", "ruleset"]).status().unwrap();
+        assert!(flushed.success());
+        eventually("the service after another process has removed all tables", 60, || {
+            answers(&cluster, &ip, 20) == ["one", "two"]
+        });
         add_route();
         let refused = answers(&cluster, "empty", 1);
         assert!(refused[0].contains("refused"), "{refused:?}");

@@ -90,6 +90,11 @@ fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
         nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=300s"]);
         let output = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
         assert_eq!(output, "fd43::1\n");
+        let query =
+            ["exec", "probed", "--", "nslookup", "-type=aaaa", "kubernetes.default.svc.cluster.local"];
+        eventually("an answer of cluster DNS", 30, || {
+            String::from_utf8_lossy(&nodes.try_kubectl(&query).stdout).contains("fd43::1\n")
+        });
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         assert_eq!(names.lines().count(), pods.len(), "{names}");
         for name in names.lines() {

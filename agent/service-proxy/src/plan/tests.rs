@@ -263,6 +263,21 @@ fn many_endpoints_have_a_chain_of_their_own() {
 }
 
 #[test]
+fn invalid_and_repeated_ports_and_addresses_have_no_elements() {
+    let ports = json!([{"port": 80, "nodePort": -1}, {"port": 80, "nodePort": 70_000}, {"port": 0}, {"port": -1},
+        {"port": 65_536}, {"port": 81, "protocol": "ICMP"}]);
+    let mut service = service(json!({"clusterIP": "10.43.1.1", "type": "NodePort", "ports": ports}));
+    let addresses = ["10.43.1.1", "10.43.1.1", "x", "None", ""].map(str::to_owned).to_vec();
+    service.spec.as_mut().unwrap().cluster_ips = Some(addresses);
+    let endpoints = json!([{"addresses": ["10.42.0.2"]}, {"addresses": ["10.42.0.2"]}, {"addresses": ["x"]}]);
+    let program = plan(&service, &slice(endpoints), &node());
+    assert_eq!(verdict(&program, Map::Services, at("10.43.1.1", 80)).unwrap(), "one of 1");
+    let count = |map: Map| program.elements.keys().filter(|element_id| element_id.map == map).count();
+    let maps = [Map::Services, Map::ClusterIps, Map::Rejected, Map::NodePorts, Map::RejectedPorts];
+    assert_eq!(maps.map(count), [1, 1, 0, 0, 0]);
+}
+
+#[test]
 fn odd_names_do_not_reach_the_kernel() {
     let mut service = service(json!({"clusterIP": "10.43.1.1", "sessionAffinity": "ClientIP"}));
     service.metadata.name = Some("a\"} ; flush\0".to_owned());

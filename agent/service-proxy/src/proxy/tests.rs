@@ -260,6 +260,32 @@ fn elements(targets: &[Target]) -> BTreeMap<coracle_nft::Key, coracle_nft::Value
     changes.added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
 }
 
+#[test]
+fn a_change_of_one_service_visits_its_own_elements_only() {
+    let state = |number: u8, remote: u8| {
+        let endpoints = vec![(1, true, 0), (remote, false, 0)];
+        let (created, ip, families, port, kind) = (0, number, 0, 80, 0);
+        let (is_udp, is_local, has_affinity) = (false, false, false);
+        let spec =
+            ServiceSpec { created, ip, families, port, is_udp, is_local, kind, has_affinity, endpoints };
+        spec.state(key(number))
+    };
+    let mut proxy = proxy();
+    proxy.record((1..=100).map(|number| state(number, 2)));
+    let difference = proxy.record([state(7, 3)]);
+    assert!(difference.chains.is_empty() && difference.flushed.is_empty());
+    let changed: Vec<_> = difference
+        .before
+        .iter()
+        .filter(|(element_id, before)| proxy.element(element_id) != **before)
+        .collect();
+    let [(element_id, before)] = changed[..] else { panic!("{changed:?}") };
+    let now = proxy.element(element_id);
+    let targets = Entry::target_changes(element_id, before.as_ref(), now.as_ref());
+    // The visited elements are the cluster IP, its port, and the endpoint on this node.
+    assert_eq!((difference.before.len(), targets.ended.len(), targets.added.len()), (3, 1, 1));
+}
+
 proptest! {
     #[test]
     fn a_change_of_targets_is_their_difference(

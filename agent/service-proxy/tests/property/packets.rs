@@ -82,6 +82,8 @@ fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let is_udp = random.random_bool(0.5);
     let state = states.iter().find(|(key, _)| key.name == format!("s{number}"));
     let service = state.and_then(|(_, state)| state.as_ref()).map(|state| &*state.service);
+    // The kernel may have no SCTP sockets. Cluster IPs of such services get packets of other protocols.
+    let service = service.filter(|service| protocol(service) != "SCTP");
     let external = service.filter(|service| is_ipv4 && has_external_ip(service));
     if let Some(service) = external.filter(|_| random.random_bool(0.3)) {
         let to = SocketAddr::new(IpAddr::from([198, 51, 100, number]), 80);
@@ -149,12 +151,15 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
     let Some(ServiceState { service, slices }) = all.find(|state| is_of(&state.service)) else {
         return refused(Delivery::Dropped);
     };
-    let is_served = (protocol(service) == "UDP") == *is_udp && (is_node_port || to.port() == 80);
+    let sent = if *is_udp { "UDP" } else { "TCP" };
+    let is_served = protocol(service) == sent && (is_node_port || to.port() == 80);
     if !is_served {
         return refused(Delivery::Rejected);
     }
     let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
     let is_external = is_node_port || external_ips(service).iter().any(|ip| ip.parse() == Ok(to.ip()));
+    // The packets are those of a process of the node. With `externalTrafficPolicy: Local`, such packets reach all
+    // endpoints, too.
     let is_local = policy == Some("Local") && !is_external;
     let everywhere = usable(slices, to.is_ipv4(), None);
     let targets = if is_local { usable(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };

@@ -99,6 +99,11 @@ impl Node {
         if self.serve_dns { self.cluster_dns.clone() } else { Vec::new() }
     }
 
+    /// Whether the node serves DNS at an address that is not configured, but derived from the local service range.
+    pub(crate) fn derives_dns(&self) -> bool {
+        self.serve_dns && self.derived_dns
+    }
+
     /// Sets the address of the DNS server that the node runs, unless one is configured.
     pub(in crate::settings) fn serve_dns_in(&mut self, services: IpNetwork) {
         if !self.serve_dns || !self.cluster_dns.is_empty() {

@@ -188,6 +188,30 @@ fn the_health_check_port_of_a_service_belongs_to_local_load_balancers() {
 }
 
 #[test]
+fn ports_of_services_differ() {
+    let spec = |ports: [Value; 2]| {
+        json!({"type": "NodePort", "clusterIP": "10.43.0.9", "clusterIPs": ["10.43.0.9"], "sessionAffinity": "None",
+            "ports": ports})
+    };
+    let first = json!({"name": "a", "protocol": "TCP", "port": 80, "targetPort": 80, "nodePort": 30000});
+    for (field, value, cause) in [
+        ("protocol", json!("UDP"), None),
+        ("name", json!("a"), Some("spec.ports[1].name: Duplicate value: \"a\"")),
+        ("port", json!(80), Some("spec.ports[1]: Duplicate value: {")),
+        ("nodePort", json!(30000), Some("spec.ports[1].nodePort: Duplicate value: 30000")),
+    ] {
+        let mut second =
+            json!({"name": "b", "protocol": "TCP", "port": 81, "targetPort": 80, "nodePort": 30001});
+        second[field] = value;
+        let causes: Vec<&str> = cause.into_iter().collect();
+        check("Service", "/spec", spec([first.clone(), second]), &causes);
+    }
+    let mut shared = first.clone();
+    (shared["name"], shared["protocol"]) = ("b".into(), "UDP".into());
+    check("Service", "/spec", spec([first, shared]), &[]);
+}
+
+#[test]
 fn source_ranges_of_services_are_prefixes() {
     let ranges = "LoadBalancerSourceRanges";
     check(
