@@ -1,8 +1,9 @@
 //! The address of cluster DNS in the cluster that a node has joined.
 //!
 //! The cluster decides the range of service addresses, and a node does not know this range. Our control plane reserves
-//! the address of cluster DNS by the Service `kube-dns`. Without this Service, a node without a configured address
-//! serves DNS at the address of its own default range.
+//! the address of cluster DNS by the Service `kube-dns`, which has no selector: the node serves DNS at this address. With
+//! a selector, pods such as those of CoreDNS serve DNS, and the node does not. Without this Service, a node without a
+//! configured address serves DNS at the address of its own default range.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,6 +22,16 @@ const NAME: &str = "kube-dns";
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of the record in bytes.
 const RECORD_MAX: u64 = 4 << 10;
+/// Last line of the record if pods serve DNS.
+const BY_PODS: &str = "served by pods";
+
+/// Cluster DNS of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct JoinedDns {
+    addresses: Vec<IpAddr>,
+    /// Whether pods of the cluster serve DNS, not the nodes.
+    is_served_by_pods: bool,
+}
 
 /// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
 /// next starts, because running pods keep the address, and because the API server may be unreachable then.
@@ -29,23 +40,26 @@ pub(super) async fn learn(node: &mut Node, client: &Client) {
         return;
     }
     let record = node.dirs.state.join("join/cluster-dns");
-    if let Some(addresses) = stored_or_asked(&record, client).await {
-        node.cluster_dns = addresses;
+    if let Some(dns) = stored_or_asked(&record, client).await {
+        node.cluster_dns = dns.addresses;
+        if dns.is_served_by_pods {
+            node.leave_dns_to_pods();
+        }
     }
 }
 
-/// The addresses in the record, else those of the Service. `None` if neither exists.
-async fn stored_or_asked(record: &Path, client: &Client) -> Option<Vec<IpAddr>> {
+/// What the record says, else the Service. `None` if neither exists.
+async fn stored_or_asked(record: &Path, client: &Client) -> Option<JoinedDns> {
     let stored = coracle_agent::read_text(record, RECORD_MAX).ok();
-    if let Some(addresses) = stored.and_then(|text| parse(&text)) {
-        return Some(addresses);
+    if let Some(dns) = stored.and_then(|text| parse(&text)) {
+        return Some(dns);
     }
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     let error = match tokio::time::timeout(TIMEOUT, services.get_opt(NAME)).await {
         Ok(Ok(service)) => {
-            let addresses = cluster_ips(&service?)?;
-            store(record, &addresses);
-            return Some(addresses);
+            let dns = of_service(&service?)?;
+            store(record, &dns);
+            return Some(dns);
         }
         Ok(Err(error)) => chain(&error),
         Err(elapsed) => chain(&elapsed),
@@ -54,24 +68,35 @@ async fn stored_or_asked(record: &Path, client: &Client) -> Option<Vec<IpAddr>> 
     None
 }
 
-fn store(record: &Path, addresses: &[IpAddr]) {
-    let text: String = addresses.iter().map(|address| format!("{address}\n")).collect();
+fn store(record: &Path, dns: &JoinedDns) {
+    let mut text: String = dns.addresses.iter().map(|address| format!("{address}\n")).collect();
+    if dns.is_served_by_pods {
+        text.extend([BY_PODS, "\n"]);
+    }
     if let Err(error) = coracle_agent::replace_private(record, text.as_bytes()) {
         tracing::warn!(error = chain(&error), "cannot store the address of cluster DNS");
     }
 }
 
-/// The addresses in the text of a record, one a line. `None` if there is none, or if a line is no address.
-fn parse(text: &str) -> Option<Vec<IpAddr>> {
-    let addresses: Result<Vec<IpAddr>, _> = text.lines().map(str::parse).collect();
-    addresses.ok().filter(|addresses| !addresses.is_empty())
+/// Reads the text of a record: an address a line, and [`BY_PODS`]. `None` if there is no address, or another line.
+fn parse(text: &str) -> Option<JoinedDns> {
+    let (addresses, is_served_by_pods) =
+        match text.strip_suffix("\n").and_then(|text| text.strip_suffix(BY_PODS)) {
+            Some(addresses) => (addresses, true),
+            None => (text, false),
+        };
+    let addresses: Result<Vec<IpAddr>, _> = addresses.lines().map(str::parse).collect();
+    let addresses = addresses.ok().filter(|addresses| !addresses.is_empty())?;
+    Some(JoinedDns { addresses, is_served_by_pods })
 }
 
-/// The cluster IPs of a service. `None` if it has none.
-fn cluster_ips(service: &Service) -> Option<Vec<IpAddr>> {
-    let all = service.spec.as_ref()?.cluster_ips.as_ref()?;
-    let addresses: Vec<IpAddr> = all.iter().filter_map(|address| address.parse().ok()).collect();
-    Some(addresses).filter(|addresses| !addresses.is_empty())
+/// The cluster IPs of a service, and whether it selects pods. `None` if it has no cluster IP.
+fn of_service(service: &Service) -> Option<JoinedDns> {
+    let spec = service.spec.as_ref()?;
+    let addresses = spec.cluster_ips.iter().flatten().filter_map(|address| address.parse().ok());
+    let addresses: Vec<IpAddr> = addresses.collect();
+    let is_served_by_pods = spec.selector.as_ref().is_some_and(|selector| !selector.is_empty());
+    (!addresses.is_empty()).then_some(JoinedDns { addresses, is_served_by_pods })
 }
 
 #[cfg(test)]
@@ -108,13 +133,20 @@ mod tests {
             assert_eq!(stored_or_asked(&record, &unknown).await, None);
             assert!(!record.exists());
         }
-        let known: Vec<IpAddr> = vec!["fd43::a".parse().unwrap(), "10.96.0.10".parse().unwrap()];
+        let dns = |addresses: &[&str], is_served_by_pods: bool| {
+            let addresses = addresses.iter().map(|address| address.parse().unwrap()).collect();
+            Some(JoinedDns { addresses, is_served_by_pods })
+        };
+        let known = dns(&["fd43::a", "10.96.0.10"], false);
         let asked = stored_or_asked(&record, &answering(200, &service(&["fd43::a", "10.96.0.10"]))).await;
-        assert_eq!(asked.as_ref(), Some(&known));
+        assert_eq!(asked, known);
         let stored = stored_or_asked(&record, &refused(403)).await;
-        assert_eq!(stored.as_ref(), Some(&known), "after a restart");
+        assert_eq!(stored, known, "after a restart");
         std::fs::write(&record, "fd43::a\ntorn").unwrap();
-        let asked = stored_or_asked(&record, &answering(200, &service(&["10.96.0.10"]))).await;
-        assert_eq!(asked, Some(known[1..].to_vec()), "a damaged record is replaced");
+        let mut with_pods = service(&["10.96.0.10"]);
+        with_pods["spec"]["selector"] = json!({"k8s-app": "kube-dns"});
+        let asked = stored_or_asked(&record, &answering(200, &with_pods)).await;
+        assert_eq!(asked, dns(&["10.96.0.10"], true), "a damaged record is replaced");
+        assert_eq!(stored_or_asked(&record, &refused(403)).await, asked, "after a restart");
     }
 }

@@ -104,6 +104,11 @@ impl Node {
         self.serve_dns && self.derived_dns
     }
 
+    /// Does not serve DNS, because pods of the cluster do, unless `serve_dns` is set explicitly.
+    pub(crate) fn leave_dns_to_pods(&mut self) {
+        self.serve_dns &= self.explicit[0];
+    }
+
     /// Sets the address of the DNS server that the node runs, unless one is configured.
     pub(in crate::settings) fn serve_dns_in(&mut self, services: IpNetwork) {
         if !self.serve_dns || !self.cluster_dns.is_empty() {
