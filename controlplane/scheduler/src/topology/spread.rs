@@ -93,6 +93,11 @@ impl Spread {
         self.required.is_empty()
     }
 
+    /// Whether a score prefers some nodes.
+    pub(super) fn has_score(&self) -> bool {
+        !self.preferred.is_empty()
+    }
+
     /// The reason why the node is refused, and whether the removal of pods can change this result.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
