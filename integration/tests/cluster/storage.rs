@@ -168,3 +168,42 @@ fn a_volume_has_the_mount_options_of_its_class() {
         });
     });
 }
+
+#[test]
+fn data_of_a_retained_volume_is_used_again_after_a_new_installation() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let dir = machine.path("kept").to_str().unwrap().to_owned();
+        let flags = ["--image-gc-high-threshold", "100", "--local-volume-dir", dir.as_str()];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "kept"},
+            "provisioner": "coracle.dev/local-path", "volumeBindingMode": "WaitForFirstConsumer",
+            "reclaimPolicy": "Retain"});
+        let objects = [class, claim("data", "kept"), user_of("data")];
+        cluster.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/data", "--for=condition=Ready", "--timeout=120s"]);
+        cluster.kubectl(&["exec", "data", "--", "sh", "-c", "echo kept > /data/mark"]);
+        let name = cluster.get(&["pvc", "data"])["spec"]["volumeName"].as_str().unwrap().to_owned();
+        cluster.kubectl(&["delete", "pod/data", "pvc/data", "--timeout=120s"]);
+        let volume = eventually("the volume to be released", 60, || {
+            let volume = cluster.get(&["pv", &name]);
+            (volume["status"]["phase"] == "Released").then_some(volume)
+        });
+        let path = Path::new(volume["spec"]["local"]["path"].as_str().unwrap()).to_owned();
+        assert!(path.starts_with(&dir), "{}", path.display());
+
+        // This runs `coracle down --purge`.
+        drop(cluster);
+        assert_eq!(std::fs::read_to_string(path.join("mark")).unwrap(), "kept\n");
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        let of_node = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]});
+        let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "again"}, "spec": {
+            "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"], "local": {"path": path},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [of_node]}]}}}});
+        let objects = [volume, claim("data", ""), user_of("data")];
+        cluster.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/data", "--for=condition=Ready", "--timeout=120s"]);
+        assert_eq!(cluster.kubectl(&["exec", "data", "--", "cat", "/data/mark"]).trim(), "kept");
+    });
+}

@@ -406,6 +406,39 @@ mod tests {
     }
 
     #[test]
+    fn nodes_that_the_pod_cannot_use_count_by_the_policies_of_the_constraint() {
+        let node = |name: &str, fields: Value| {
+            let mut all = json!({"/metadata/labels": {"zone": name}});
+            all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            fixture::node(name, all)
+        };
+        let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+        let labels = json!({"zone": "c", "disk": "hdd"});
+        let mut snapshot = fixture::snapshot(&[
+            node("a", json!({})),
+            node("b", json!({"/spec/taints": taints})),
+            node("c", json!({"/metadata/labels": labels})),
+        ]);
+        snapshot.place(&pod("1", json!({})), "a");
+        // The empty nodes b and c have the lowest number of pods, unless a policy excludes them.
+        let on_a = |policies: Value, selector: Value| {
+            let mut pod = pod("2", policies);
+            pod.spec.node_selector = serde_json::from_value(selector).unwrap();
+            fitting(&pod, &snapshot).contains('a')
+        };
+        let (none, zone_a) = (json!(null), json!({"zone": "a"}));
+        assert!(!on_a(json!({}), none.clone()));
+        assert!(on_a(json!({}), zone_a.clone()), "by default, the node selector counts");
+        assert!(!on_a(json!({"nodeAffinityPolicy": "Ignore"}), zone_a));
+        let honor = json!({"nodeTaintsPolicy": "Honor"});
+        assert!(!on_a(honor.clone(), none), "c has no taint");
+        snapshot.remove_node("c");
+        let fits = |policies: Value| fitting(&pod("2", policies), &snapshot).contains('a');
+        assert!(!fits(json!({})), "by default, taints do not count");
+        assert!(fits(honor));
+    }
+
+    #[test]
     fn a_preferred_constraint_only_scores() {
         let snapshot = snapshot();
         let soft = pod("2", json!({"whenUnsatisfiable": "ScheduleAnyway"}));
