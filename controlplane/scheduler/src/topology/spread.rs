@@ -406,6 +406,17 @@ mod tests {
     }
 
     #[test]
+    fn fewer_domains_than_the_minimum_count_as_an_empty_domain() {
+        let mut snapshot = snapshot();
+        snapshot.place(&pod("3", json!({})), "c");
+        for (constraint, nodes) in
+            [(json!({}), "abc"), (json!({"minDomains": 2}), "abc"), (json!({"minDomains": 3}), "")]
+        {
+            assert_eq!(fitting(&pod("2", constraint), &snapshot), nodes);
+        }
+    }
+
+    #[test]
     fn nodes_that_the_pod_cannot_use_count_by_the_policies_of_the_constraint() {
         let node = |name: &str, fields: Value| {
             let mut all = json!({"/metadata/labels": {"zone": name}});
