@@ -67,6 +67,14 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
         assert_eq!(starts(&cluster, 3)[0], first[0]);
         assert_eq!(volume(&cluster).0, name);
 
+        let larger = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}}).to_string();
+        cluster.kubectl(&["patch", "pvc", "data-db-0", "-p", &larger]);
+        eventually("the claim and its volume to have the new size", 60, || {
+            let size = |object: &Value, part: &str| object[part]["capacity"]["storage"] == "32Mi";
+            size(&cluster.get(&["pvc", "data-db-0"]), "status") && size(&cluster.get(&["pv", &name]), "spec")
+        });
+        a_pod_has_an_ephemeral_volume(&cluster);
+
         cluster.kubectl(&["delete", "pvc", "data-db-0", "--wait=false"]);
         let protected = cluster.get(&["pvc", "data-db-0"]);
         assert!(
@@ -78,6 +86,20 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
             let gone = |kind: &str| cluster.get(&[kind])["items"] == Value::Array(Vec::new());
             (gone("pvc") && gone("pv") && !path.exists()).then_some(())
         });
+    });
+}
+
+/// The claim of an ephemeral volume exists as long as its pod.
+fn a_pod_has_an_ephemeral_volume(cluster: &Cluster) {
+    let mut pod = user_of("scratch");
+    let template = json!({"spec": claim("", "local-path")["spec"]});
+    pod["spec"]["volumes"] = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}]);
+    cluster.apply(&pod.to_string());
+    cluster.kubectl(&["wait", "pod/scratch", "--for=condition=Ready", "--timeout=120s"]);
+    assert_eq!(cluster.get(&["pvc", "scratch-data"])["status"]["phase"], "Bound");
+    cluster.kubectl(&["delete", "pod", "scratch", "--timeout=120s"]);
+    eventually("the claim of the ephemeral volume to be deleted", 60, || {
+        !cluster.try_kubectl(&["get", "pvc", "scratch-data"]).status.success()
     });
 }
 
