@@ -244,6 +244,33 @@ async fn a_class_of_volume_attributes_is_deleted_after_its_last_use() {
     cluster.stop().await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_controllers_still_create_ephemeral_claims_and_delete_expired_jobs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (seed, steps) = (setting("CORACLE_FAULT_SEED", 4), setting("CORACLE_FAULT_STEPS", 10));
+    let cluster = Cluster::start(dir.path(), seed, steps).await;
+    create_namespace(&cluster).await;
+    let claim =
+        json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}}});
+    let mut pod = template("scratch", "1", "Always");
+    pod["metadata"]["name"] = "scratch".into();
+    pod["spec"]["volumes"] = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": claim}}]);
+    cluster.create(&format!("{CORE}/pods"), pod).await;
+    cluster.create(&format!("{BATCH}/jobs"), job("short", json!({"ttlSecondsAfterFinished": 0}))).await;
+    cluster
+        .until(async |cluster: &Cluster| {
+            let pod = cluster.get(&format!("{CORE}/pods/scratch")).await;
+            let claim = cluster.get(&format!("{CORE}/persistentvolumeclaims/scratch-data")).await;
+            let job = cluster.get(&format!("{BATCH}/jobs/short")).await;
+            let is_owned = claim["metadata"]["ownerReferences"][0]["uid"] == pod["metadata"]["uid"];
+            let is_bound = claim["status"]["phase"] == "Bound" && pod["status"]["phase"] == "Running";
+            (!(is_owned && is_bound && job.is_null())).then(|| format!("pod {pod}, claim {claim}, job {job}"))
+        })
+        .await;
+    assert_eq!(cluster.created_of("n", "Job/short"), 1);
+    cluster.stop().await;
+}
+
 /// The desired number of pods of each workload, by the workload's path.
 type Workloads = BTreeMap<String, u64>;
 

@@ -1,3 +1,4 @@
 //! Signs approved certificate signing requests of the Kubernetes signers.
 
+mod plan;
 pub(crate) mod run;

@@ -1,3 +1,4 @@
 //! Deletes expired bootstrap tokens.
 
+mod plan;
 pub(crate) mod run;

@@ -152,6 +152,9 @@ mod tests {
     use kube::client::Body;
 
     use super::*;
+    use crate::config::Profile;
+    use crate::fixture;
+    use crate::preempt::preempt;
 
     #[tokio::test]
     async fn a_binding_names_the_pod_and_the_node() {
@@ -171,5 +174,38 @@ mod tests {
         });
         let pod = crate::fixture::pod("p", json!({"containers": [{}]}));
         assert!(bind(Client::new(service, ""), &pod, "a").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_victim_gets_the_reason_and_is_then_deleted_with_its_own_grace_period() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let request_line = format!("{} {}", request.method(), request.uri().path());
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                sender.send((request_line, body)).unwrap();
+                let pod = json!({"metadata": {"name": "v", "namespace": "d", "uid": "v"}}).to_string();
+                Ok::<_, Infallible>(Response::new(Body::from(pod.into_bytes())))
+            }
+        });
+        let container = json!({"resources": {"requests": {"cpu": "4"}}});
+        let pod = |name: &str, priority: i32| {
+            fixture::pod(name, json!({"priority": priority, "containers": [container.clone()]}))
+        };
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+        snapshot.place(&pod("v", 0), "a");
+        let nodes = ["a".to_owned()].into();
+        let found = preempt(&pod("p", 10), &Profile::default(), &mut snapshot, &nodes).unwrap();
+        evict(Client::new(service, ""), &found.victims[0], "s").await.unwrap();
+        let (request_line, body) = requests.recv().await.unwrap();
+        assert_eq!(request_line, "PATCH /api/v1/namespaces/d/pods/v/status");
+        let condition = &body["status"]["conditions"][0];
+        assert_eq!((&condition["type"], &condition["status"]), (&json!("DisruptionTarget"), &json!("True")));
+        let (request_line, body) = requests.recv().await.unwrap();
+        assert_eq!(request_line, "DELETE /api/v1/namespaces/d/pods/v");
+        assert_eq!(body["preconditions"]["uid"], "v");
+        assert!(body["gracePeriodSeconds"].is_null(), "{body}");
     }
 }

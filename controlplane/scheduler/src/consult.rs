@@ -20,6 +20,7 @@ use crate::extender::wire::{
     PreemptionArgs, PreemptionResult, Victims,
 };
 use crate::hint::Changes;
+use crate::metrics::{Operation, SchedulerMetrics};
 use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::preempt::{Preemption, Victim};
@@ -42,6 +43,7 @@ pub(crate) async fn nodes(
     extenders: &[Remote],
     pod: &Pod,
     nodes: Vec<String>,
+    metrics: &SchedulerMetrics,
 ) -> Result<ExtenderResult, String> {
     let called = || extenders.iter().filter(|one| one.extender.chooses() && one.extender.is_interested(pod));
     if called().next().is_none() {
@@ -68,7 +70,7 @@ pub(crate) async fn nodes(
     }
     advice.scores = remaining.iter().map(|node| (node.clone(), 0)).collect();
     if remaining.len() > 1 {
-        for scores in join_all(called().map(|one| prioritize(one, &objects, &remaining))).await {
+        for scores in join_all(called().map(|one| prioritize(one, &objects, &remaining, metrics))).await {
             for (node, score) in scores {
                 if let Some(sum) = advice.scores.get_mut(&node) {
                     *sum = sum.saturating_add(score);
@@ -122,8 +124,14 @@ async fn filter(
 
 /// The weighted scores of an extender, on the scale of the scheduler's scores. As in upstream, a failed extender gives
 /// no scores.
-async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec<(String, i64)> {
+async fn prioritize(
+    remote: &Remote,
+    objects: &Objects,
+    nodes: &[String],
+    metrics: &SchedulerMetrics,
+) -> Vec<(String, i64)> {
     let Some(verb) = &remote.extender.prioritize else { return Vec::new() };
+    let _running = metrics.running(Operation::PrioritizingExtender);
     let scale = remote.extender.weight.saturating_mul(MAX_NODE_SCORE / MAX_EXTENDER_PRIORITY);
     match remote.call::<Option<Vec<HostPriority>>>(verb, &objects.args(remote, nodes)).await {
         Ok(scores) => {

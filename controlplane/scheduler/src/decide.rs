@@ -1,5 +1,6 @@
 //! Selects the node for a pod, or reports why no node fits.
 
+mod evaluations;
 mod search;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -7,6 +8,7 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
+use self::evaluations::Computed;
 use self::search::{RefusedNodes, Search, refuse_unnamed, wanted_nodes};
 use crate::config::Profile;
 use crate::devices::{self, PodDevices};
@@ -14,7 +16,7 @@ use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
 use crate::memo::{NodeInput, NodeOutcome};
-use crate::metrics::{AttemptResult, ExtensionPoint};
+use crate::metrics::{AttemptResult, Evaluation, ExtensionPoint};
 use crate::node_score::NodeScores;
 use crate::object::Pod;
 use crate::refusal::Refused;
@@ -65,6 +67,7 @@ pub(crate) struct Filtered<'a> {
     /// The scores of these nodes that depend on no other node or pod.
     pub(crate) scores: Vec<NodeScores>,
     refused: RefusedNodes<'a>,
+    computed: Computed,
 }
 
 // === impl Prepared ===
@@ -79,33 +82,42 @@ impl Prepared {
 
 /// The name of the best node. The error has upstream's message, which counts the nodes by reason.
 pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Result<String, Unschedulable> {
-    decide_measured(pod, profile, snapshot, |_point, _result, _start| {})
+    decide_measured(pod, profile, snapshot, |_point, _result, _start, _evaluations| {})
 }
 
-/// Does the same as [`decide`]. `ran` gets each extension point that ran, with its result and its start.
+/// Does the same as [`decide`]. `ran` gets each extension point that ran, with its result, its start and the
+/// evaluations of its plugins.
 pub(crate) fn decide_measured(
     pod: &Pod,
     profile: &Profile,
     snapshot: &mut Snapshot,
-    ran: impl Fn(ExtensionPoint, AttemptResult, Instant),
+    ran: impl Fn(ExtensionPoint, AttemptResult, Instant, &[Evaluation]),
 ) -> Result<String, Unschedulable> {
     let start = Instant::now();
     let input = pre_filter(pod, profile, snapshot);
     if snapshot.node_count() > 0 {
-        let result = if input.is_ok() { AttemptResult::Scheduled } else { AttemptResult::Unschedulable };
-        ran(ExtensionPoint::PreFilter, result, start);
+        let (result, evaluations) = match &input {
+            Ok(input) => (AttemptResult::Scheduled, evaluations::pre_filters(pod, profile, &input.prepared)),
+            Err(refused) => {
+                let plugins = refused.plugins.iter().map(|plugin| (*plugin, 1));
+                (AttemptResult::Unschedulable, plugins.collect())
+            }
+        };
+        ran(ExtensionPoint::PreFilter, result, start, &evaluations);
     }
     let (input, start) = (input?, Instant::now());
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
     let found = filter_nodes(pod, profile, input, snapshot, refused_by_nominated);
     // As upstream, the extension point also counts as successful if the filters refuse all nodes.
-    ran(ExtensionPoint::Filter, AttemptResult::of(&found), start);
+    let filters = found.as_ref().map(|found| found.computed.filters(pod, profile, &found.prepared));
+    ran(ExtensionPoint::Filter, AttemptResult::of(&found), start, &filters.unwrap_or_default());
     let (found, start) = (found?, Instant::now());
     let best = score::best(pod, profile, found.score_inputs(snapshot));
     // A single node needs no score.
     if found.fitting.len() > 1 {
-        ran(ExtensionPoint::Score, AttemptResult::Scheduled, start);
+        let evaluations = found.computed.scores(profile, &found.prepared, &found.scores);
+        ran(ExtensionPoint::Score, AttemptResult::Scheduled, start, &evaluations);
     }
     best.map(|place| found.fitting[place].properties.name.clone()).ok_or_else(|| found.unschedulable())
 }
@@ -250,16 +262,17 @@ fn filter_nodes<'a>(
         fitting: Vec::with_capacity(wanted),
         scores: Vec::with_capacity(wanted),
         refused: Vec::new(),
+        computed: Computed::default(),
     };
     match &named {
         Some(named) => search.check_named(named, wanted)?,
         None => search.check_all(wanted)?,
     }
-    let Search { fitting, scores, mut refused, .. } = search;
+    let Search { fitting, scores, mut refused, computed, .. } = search;
     if let (Some(named), true) = (&named, fitting.is_empty()) {
         refuse_unnamed(named, snapshot, &mut refused);
     }
-    Ok(Filtered { prepared, fitting, scores, refused })
+    Ok(Filtered { prepared, fitting, scores, refused, computed })
 }
 
 /// The part of the decision about a node that depends only on the pod and the node.

@@ -37,6 +37,10 @@ struct Families {
     incoming: IntCounterVec,
     /// Refused pods by plugin and profile.
     unschedulable: IntGaugeVec,
+    /// Running tasks, in the order of [`Operation`].
+    tasks: [IntGauge; 2],
+    permit_waits: HistogramVec,
+    evaluations: IntCounterVec,
     /// Pods in each of [`QUEUES`].
     pending: [IntGauge; QUEUES.len()],
 }
@@ -50,7 +54,7 @@ pub(crate) enum AttemptResult {
 }
 
 /// A step of an attempt that is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtensionPoint {
     PreFilter,
     Filter,
@@ -78,6 +82,21 @@ pub(crate) struct Attempt {
     /// Number of attempts so far, with this one.
     pub(crate) number: u32,
 }
+
+/// The work of a task of the scheduler.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Operation {
+    /// A pod is bound, with the wait for its volumes and devices.
+    Binding,
+    /// An extender scores nodes.
+    PrioritizingExtender,
+}
+
+/// A plugin and the number of its evaluations.
+pub(crate) type Evaluation = (&'static str, u64);
+
+/// A task in the metric of running tasks. Dropping it removes the task from the metric.
+pub(crate) struct RunningTask(IntGauge);
 
 /// A refused pod in the metric of unschedulable pods. Dropping it removes the pod from the metric.
 pub(crate) struct RefusedPod(Vec<IntGauge>);
@@ -168,6 +187,30 @@ impl SchedulerMetrics {
         RefusedPod(gauges.collect())
     }
 
+    /// Counts a running task until the result is dropped.
+    pub(crate) fn running(&self, operation: Operation) -> RunningTask {
+        let [binding, prioritizing] = &self.0.tasks;
+        let gauge = match operation {
+            Operation::Binding => binding,
+            Operation::PrioritizingExtender => prioritizing,
+        };
+        gauge.inc();
+        RunningTask(gauge.clone())
+    }
+
+    /// Records how long a pod kept its reserved node until its gang was decided. Upstream's pods of a gang wait in the
+    /// extension point Permit.
+    pub(crate) fn waited_for_gang(&self, result: AttemptResult, wait: Duration) {
+        self.0.permit_waits.with_label_values(&[result.status()]).observe(wait.as_secs_f64());
+    }
+
+    /// Counts the evaluations of plugins at an extension point, for a pod of a profile.
+    pub(crate) fn evaluated(&self, point: ExtensionPoint, evaluations: &[Evaluation], profile: &str) {
+        for (plugin, count) in evaluations {
+            self.0.evaluations.with_label_values(&[*plugin, point.name(), profile]).inc_by(*count);
+        }
+    }
+
     /// Sets the lengths of the queue.
     pub(crate) fn set_pending(&self, lengths: QueueLengths) {
         let QueueLengths { active, backoff, unschedulable, gated } = lengths;
@@ -254,12 +297,11 @@ impl Default for Families {
                 "Number of pods that were added to a queue, by the queue and the event.",
                 &["queue", "event"],
             ),
-            unschedulable: all.gauges(
-                "unschedulable_pods",
-                "Number of unschedulable pods, by the plugins that refused them. A pod counts for each of its plugins.",
-                &["plugin", "profile"],
-            ),
+            unschedulable: all.unschedulable(),
             pending: QUEUES.map(|queue| pending.with_label_values(&[queue])),
+            tasks: all.tasks(),
+            permit_waits: all.permit_waits(),
+            evaluations: all.evaluations(),
             registry,
         }
     }
@@ -279,6 +321,36 @@ impl Registrar<'_> {
         let collector = valid(made);
         valid(self.0.register(Box::new(collector.clone())));
         collector
+    }
+
+    fn tasks(&self) -> [IntGauge; 2] {
+        let tasks = self.gauges("goroutines", "Number of running tasks, by their work.", &["operation"]);
+        ["binding", "prioritizing_extender"].map(|operation| tasks.with_label_values(&[operation]))
+    }
+
+    fn unschedulable(&self) -> IntGaugeVec {
+        self.gauges(
+            "unschedulable_pods",
+            "Number of unschedulable pods, by the plugins that refused them. A pod counts for each of its plugins.",
+            &["plugin", "profile"],
+        )
+    }
+
+    fn permit_waits(&self) -> HistogramVec {
+        self.histograms(
+            "permit_wait_duration_seconds",
+            Buckets { first: 0.001, count: 15 },
+            "Seconds from the reservation of a node for a pod of a gang until the gang is decided.",
+            &["result"],
+        )
+    }
+
+    fn evaluations(&self) -> IntCounterVec {
+        self.counters(
+            "plugin_evaluation_total",
+            "Number of evaluations of a plugin, by the extension point. Equal pods share evaluations.",
+            &["plugin", "extension_point", "profile"],
+        )
     }
 
     fn counter(&self, name: &str, help: &str) -> IntCounter {
@@ -341,6 +413,14 @@ impl AttemptResult {
     }
 }
 
+// === impl RunningTask ===
+
+impl Drop for RunningTask {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 // === impl RefusedPod ===
 
 impl Drop for RefusedPod {
@@ -395,6 +475,9 @@ mod tests {
         metrics.preempted(3);
         metrics.pod_queued(QueueName::Backoff, "ScheduleAttemptFailure");
         metrics.set_pending(QueueLengths { active: 4, backoff: 3, unschedulable: 2, gated: 1 });
+        metrics.waited_for_gang(AttemptResult::Scheduled, Duration::from_millis(3));
+        metrics.evaluated(ExtensionPoint::Filter, &[("NodeName", 2), ("NodePorts", 1)], "p");
+        metrics.evaluated(ExtensionPoint::Filter, &[("NodeName", 3)], "p");
         let text = metrics.text();
         for line in [
             "# TYPE scheduler_schedule_attempts_total counter",
@@ -418,6 +501,13 @@ mod tests {
             "scheduler_pending_pods{queue=\"backoff\"} 3",
             "scheduler_pending_pods{queue=\"unschedulable\"} 2",
             "scheduler_pending_pods{queue=\"gated\"} 1",
+            "# TYPE scheduler_permit_wait_duration_seconds histogram",
+            "scheduler_permit_wait_duration_seconds_bucket{result=\"Success\",le=\"0.002\"} 0",
+            "scheduler_permit_wait_duration_seconds_bucket{result=\"Success\",le=\"0.004\"} 1",
+            "scheduler_permit_wait_duration_seconds_bucket{result=\"Success\",le=\"16.384\"} 1",
+            "# TYPE scheduler_plugin_evaluation_total counter",
+            "scheduler_plugin_evaluation_total{extension_point=\"Filter\",plugin=\"NodeName\",profile=\"p\"} 5",
+            "scheduler_plugin_evaluation_total{extension_point=\"Filter\",plugin=\"NodePorts\",profile=\"p\"} 1",
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
@@ -437,6 +527,28 @@ mod tests {
         drop((one, other));
         let text = metrics.text();
         assert!(text.contains(&line("NodeAffinity", 0)) && text.contains(&line("NodePorts", 0)), "{text}");
+    }
+
+    #[test]
+    fn a_task_counts_until_it_is_dropped() {
+        let metrics = SchedulerMetrics::default();
+        let line = |operation: &str, count: u8| {
+            format!("scheduler_goroutines{{operation=\"{operation}\"}} {count}\n")
+        };
+        let running = [Operation::Binding, Operation::Binding, Operation::PrioritizingExtender]
+            .map(|operation| metrics.running(operation));
+        let text = metrics.text();
+        assert!(text.contains("# TYPE scheduler_goroutines gauge\n"), "{text}");
+        assert!(
+            text.contains(&line("binding", 2)) && text.contains(&line("prioritizing_extender", 1)),
+            "{text}"
+        );
+        drop(running);
+        let text = metrics.text();
+        assert!(
+            text.contains(&line("binding", 0)) && text.contains(&line("prioritizing_extender", 0)),
+            "{text}"
+        );
     }
 
     #[test]

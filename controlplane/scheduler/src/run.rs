@@ -527,6 +527,60 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_assumed_pod_that_a_new_list_does_not_have_frees_its_node() {
+        let mut scheduler = test_scheduler::scheduler_of_accepting_server();
+        scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
+        let container = json!({"resources": {"requests": {"cpu": "4"}}});
+        let pod = |name: &str| crate::fixture::pod(name, json!({"containers": [container.clone()]}));
+        scheduler.pod_event(Watched::Apply(pod("p")));
+        scheduler.schedule_next();
+        assert!(scheduler.assumed.contains("p"));
+        // The pod was bound and deleted while the watch was interrupted.
+        scheduler.pod_event(Watched::Init);
+        scheduler.pod_event(Watched::InitApply(pod("q")));
+        scheduler.pod_event(Watched::InitDone);
+        assert!(scheduler.assumed.is_empty());
+        scheduler.schedule_next();
+        assert!(scheduler.assumed.contains("q"), "the node has room");
+    }
+
+    #[tokio::test]
+    async fn a_pod_with_scheduling_gates_is_not_tried_until_all_are_removed() {
+        let mut scheduler = test_scheduler::scheduler_of_accepting_server();
+        scheduler.node_event(Watched::Apply(crate::fixture::node("a", json!({}))));
+        for (gates, is_assumed) in [
+            (json!([{"name": "a"}, {"name": "b"}]), false),
+            (json!([{"name": "b"}]), false),
+            (json!([]), true),
+        ] {
+            let spec = json!({"schedulingGates": gates, "containers": [{}]});
+            scheduler.pod_event(Watched::Apply(crate::fixture::pod("p", spec)));
+            scheduler.schedule_next();
+            assert_eq!(scheduler.assumed.contains("p"), is_assumed, "{gates}");
+        }
+    }
+
+    #[tokio::test]
+    async fn pods_of_other_schedulers_are_not_scheduled_and_each_profile_has_its_pods() {
+        let mut scheduler = test_scheduler::scheduler_of_accepting_server();
+        let mut config = (*scheduler.config).clone();
+        let second = Profile { name: "second".to_owned(), ..Profile::default() };
+        config.profiles.push(Profile { without_filters: ["NodeUnschedulable"].into(), ..second });
+        scheduler.config = Arc::new(config);
+        let cordoned = crate::fixture::node("a", json!({"/spec/unschedulable": true}));
+        scheduler.node_event(Watched::Apply(cordoned));
+        for name in ["default-scheduler", "second", "other"] {
+            let spec = json!({"schedulerName": name, "containers": [{}]});
+            scheduler.pod_event(Watched::Apply(crate::fixture::pod(name, spec)));
+        }
+        while scheduler.queue.due().is_some_and(|due| due <= Instant::now()) {
+            scheduler.schedule_next();
+        }
+        assert_eq!(scheduler.assumed.iter().collect::<Vec<_>>(), ["second"]);
+        assert!(!scheduler.queue.uids().contains(&"other".to_owned()));
+    }
+
+    #[tokio::test]
     async fn a_ready_pod_does_not_wait_for_a_timer() {
         let now = Instant::now();
         assert!(wait_until(Some(now)).now_or_never().is_some());

@@ -56,6 +56,21 @@ impl Topology {
         self.affinity.is_skipped()
     }
 
+    /// Whether upstream skips the spread filter for the pod.
+    pub(crate) fn skips_spread(&self) -> bool {
+        self.spread.has_no_filter()
+    }
+
+    /// Whether the spread constraints prefer some nodes.
+    pub(crate) fn prefers_spread(&self) -> bool {
+        self.spread.has_score()
+    }
+
+    /// Whether affinity terms prefer some domains.
+    pub(crate) fn prefers_domains(&self) -> bool {
+        self.affinity.has_score()
+    }
+
     /// Makes the affinity filter accept every node. The caller uses this if upstream skipped the filter before pods
     /// were added.
     pub(crate) fn skip_affinity(&mut self) {

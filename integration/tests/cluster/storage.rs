@@ -67,6 +67,14 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
         assert_eq!(starts(&cluster, 3)[0], first[0]);
         assert_eq!(volume(&cluster).0, name);
 
+        let larger = json!({"spec": {"resources": {"requests": {"storage": "32Mi"}}}}).to_string();
+        cluster.kubectl(&["patch", "pvc", "data-db-0", "-p", &larger]);
+        eventually("the claim and its volume to have the new size", 60, || {
+            let size = |object: &Value, part: &str| object[part]["capacity"]["storage"] == "32Mi";
+            size(&cluster.get(&["pvc", "data-db-0"]), "status") && size(&cluster.get(&["pv", &name]), "spec")
+        });
+        a_pod_has_an_ephemeral_volume(&cluster);
+
         cluster.kubectl(&["delete", "pvc", "data-db-0", "--wait=false"]);
         let protected = cluster.get(&["pvc", "data-db-0"]);
         assert!(
@@ -78,6 +86,20 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
             let gone = |kind: &str| cluster.get(&[kind])["items"] == Value::Array(Vec::new());
             (gone("pvc") && gone("pv") && !path.exists()).then_some(())
         });
+    });
+}
+
+/// The claim of an ephemeral volume exists as long as its pod.
+fn a_pod_has_an_ephemeral_volume(cluster: &Cluster) {
+    let mut pod = user_of("scratch");
+    let template = json!({"spec": claim("", "local-path")["spec"]});
+    pod["spec"]["volumes"] = json!([{"name": "data", "ephemeral": {"volumeClaimTemplate": template}}]);
+    cluster.apply(&pod.to_string());
+    cluster.kubectl(&["wait", "pod/scratch", "--for=condition=Ready", "--timeout=120s"]);
+    assert_eq!(cluster.get(&["pvc", "scratch-data"])["status"]["phase"], "Bound");
+    cluster.kubectl(&["delete", "pod", "scratch", "--timeout=120s"]);
+    eventually("the claim of the ephemeral volume to be deleted", 60, || {
+        !cluster.try_kubectl(&["get", "pvc", "scratch-data"]).status.success()
     });
 }
 
@@ -166,5 +188,44 @@ fn a_volume_has_the_mount_options_of_its_class() {
                 .kubectl(&["describe", "pod", "wrong"])
                 .contains("mount option \"size=1G\" is not possible")
         });
+    });
+}
+
+#[test]
+fn data_of_a_retained_volume_is_used_again_after_a_new_installation() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let dir = machine.path("kept").to_str().unwrap().to_owned();
+        let flags = ["--image-gc-high-threshold", "100", "--local-volume-dir", dir.as_str()];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        let class = json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "kept"},
+            "provisioner": "coracle.dev/local-path", "volumeBindingMode": "WaitForFirstConsumer",
+            "reclaimPolicy": "Retain"});
+        let objects = [class, claim("data", "kept"), user_of("data")];
+        cluster.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/data", "--for=condition=Ready", "--timeout=120s"]);
+        cluster.kubectl(&["exec", "data", "--", "sh", "-c", "echo kept > /data/mark"]);
+        let name = cluster.get(&["pvc", "data"])["spec"]["volumeName"].as_str().unwrap().to_owned();
+        cluster.kubectl(&["delete", "pod/data", "pvc/data", "--timeout=120s"]);
+        let volume = eventually("the volume to be released", 60, || {
+            let volume = cluster.get(&["pv", &name]);
+            (volume["status"]["phase"] == "Released").then_some(volume)
+        });
+        let path = Path::new(volume["spec"]["local"]["path"].as_str().unwrap()).to_owned();
+        assert!(path.starts_with(&dir), "{}", path.display());
+
+        // This runs `coracle down --purge`.
+        drop(cluster);
+        assert_eq!(std::fs::read_to_string(path.join("mark")).unwrap(), "kept\n");
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        let of_node = json!({"key": "kubernetes.io/hostname", "operator": "In", "values": ["node-1"]});
+        let volume = json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "again"}, "spec": {
+            "capacity": {"storage": "16Mi"}, "accessModes": ["ReadWriteOnce"], "local": {"path": path},
+            "persistentVolumeReclaimPolicy": "Retain",
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [of_node]}]}}}});
+        let objects = [volume, claim("data", ""), user_of("data")];
+        cluster.apply(&objects.iter().map(Value::to_string).collect::<Vec<_>>().join("\n---\n"));
+        cluster.kubectl(&["wait", "pod/data", "--for=condition=Ready", "--timeout=120s"]);
+        assert_eq!(cluster.kubectl(&["exec", "data", "--", "cat", "/data/mark"]).trim(), "kept");
     });
 }

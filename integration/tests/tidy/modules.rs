@@ -149,3 +149,16 @@ fn paths_lists_and_cycles_are_found() {
     });
     assert_eq!(cyclic(edges).into_iter().collect::<Vec<_>>(), ["a", "b"]);
 }
+
+#[test]
+fn each_controller_has_a_plan() {
+    let mut without = BTreeSet::new();
+    for entry in fs::read_dir(super::root().join("controlplane/controllers/src")).unwrap() {
+        let path = entry.unwrap().path();
+        if path.join("run.rs").exists() && !path.join("plan.rs").exists() {
+            without.insert(path.file_name().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    // Replication controllers have the plan of replica sets. The history of revisions is a part of two controllers.
+    assert_eq!(without.into_iter().collect::<Vec<_>>(), ["replication_controller", "revision_history"]);
+}

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::certificate::{CLIENT, NODE_CLIENT, NODE_SERVING, RequestedCertificate};
+use super::plan::{failed, is_ready};
+use crate::certificate::RequestedCertificate;
 use crate::certificate_signer::Signer;
 use crate::context::Context;
 use crate::error::Error;
@@ -23,15 +24,6 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(request.key());
         }
     });
-}
-
-/// Whether the request is approved, for one of the signers of this controller, and neither signed nor failed.
-fn is_ready(request: &CertificateSigningRequest) -> bool {
-    [CLIENT, NODE_CLIENT, NODE_SERVING].contains(&request.spec.signer_name.as_str())
-        && request.condition("Approved").is_some()
-        && request.condition("Denied").is_none()
-        && request.condition("Failed").is_none()
-        && request.status.certificate.is_none()
 }
 
 /// Reconciles one request.
@@ -61,12 +53,4 @@ fn certificate(signer: &Signer, request: &CertificateSigningRequest) -> Result<S
         let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
         format!("{error}: {cause}")
     })
-}
-
-fn failed(request: &CertificateSigningRequest, why: &str) -> Value {
-    let mut conditions: Vec<Value> = request.status.conditions.iter().map(|known| json!(known)).collect();
-    conditions.push(
-        json!({"type": "Failed", "status": "True", "reason": "SignerValidationFailure", "message": why}),
-    );
-    json!({"conditions": conditions})
 }

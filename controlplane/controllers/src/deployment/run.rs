@@ -299,6 +299,42 @@ fn status_patch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_api::TestApi;
+
+    fn deployment() -> Value {
+        let template =
+            json!({"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [{"image": "i:1"}]}});
+        json!({"metadata": {"name": "web", "namespace": "n", "uid": "w", "resourceVersion": "7"},
+            "spec": {"selector": {"matchLabels": {"app": "web"}}, "template": template},
+            "status": {"collisionCount": 2}})
+    }
+
+    #[tokio::test]
+    async fn a_name_that_another_template_has_increases_the_collision_count() {
+        let set = |owner: &str, image: &str| {
+            let owners = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": owner,
+                "controller": true}]);
+            let labels = json!({"app": "web", "pod-template-hash": "1"});
+            json!({"metadata": {"name": "web-1", "namespace": "n", "uid": "s", "resourceVersion": "8",
+                    "ownerReferences": owners},
+                "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels},
+                    "spec": {"containers": [{"image": image}]}}}})
+        };
+        for (owner, image, collides) in [("w", "i:1", false), ("w", "i:2", true), ("another", "i:1", true)] {
+            let api = TestApi::new(&[
+                ("/apis/apps/v1/namespaces/n/replicasets/web-1", set(owner, image)),
+                ("/apis/apps/v1/namespaces/n/deployments/web", deployment()),
+            ]);
+            let deployment: Deployment = serde_json::from_value(deployment()).unwrap();
+            collision(&api.context, &deployment, "web-1").await.unwrap();
+            let writes = api.writes();
+            let counts = writes.iter().map(|write| write.body["status"]["collisionCount"].as_i64());
+            let expected = if collides { vec![Some(3)] } else { Vec::new() };
+            assert_eq!(counts.collect::<Vec<_>>(), expected, "{owner} {image}");
+            let is_known = api.context.caches.replica_sets.get(&Key::new("n", "web-1")).is_some();
+            assert_eq!(is_known, !collides, "{owner} {image}");
+        }
+    }
 
     #[test]
     fn status_and_revision_are_one_patch() {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 
+use super::plan::{Expiration, expiration};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::Key;
-use crate::queue::{Next, Queue, until};
+use crate::queue::{Next, Queue};
 use crate::queueing::queue_stored;
 use crate::write::if_unchanged;
 
@@ -16,15 +17,13 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.tokens, queue);
 }
 
-/// Deletes one token if it has expired. As in the API server, an invalid time counts as expired. A newer version of the
-/// token may expire later, so the version is a precondition.
+/// Deletes one token if it has expired. A newer version of the token may expire later, so the version is a precondition.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(token) = context.caches.tokens.get(&key) else { return Ok(Next::Wait) };
-    let Some(expiration) = token.text("expiration") else { return Ok(Next::Wait) };
-    if let Ok(end) = expiration.parse::<Timestamp>()
-        && let Some(wait) = until(end, Timestamp::now())
-    {
-        return Ok(Next::After(wait));
+    match expiration(token.text("expiration"), Timestamp::now()) {
+        Expiration::Never => return Ok(Next::Wait),
+        Expiration::In(wait) => return Ok(Next::After(wait)),
+        Expiration::Expired => {}
     }
     tracing::info!(token = %key, "deleting an expired bootstrap token");
     let failed = |source| Error::Request { verb: "delete", object: format!("Secret {key}"), source };

@@ -92,7 +92,7 @@ fn remote(url: &str, change: impl FnOnce(&mut Extender)) -> Remote {
 
 async fn ask(remotes: &[Remote]) -> Result<ExtenderResult, String> {
     let names = ["a", "b", "c"].map(str::to_owned).to_vec();
-    nodes(&api(), remotes, &fixture::pod("p", json!({})), names).await
+    nodes(&api(), remotes, &fixture::pod("p", json!({})), names, &SchedulerMetrics::default()).await
 }
 
 #[tokio::test]
@@ -232,4 +232,31 @@ async fn an_extender_binds_the_pod() {
     let error = bind(&with(Some("refuse"), false), &pod, "a", &permits).await.unwrap().unwrap_err();
     assert!(error.contains("taken"), "{error}");
     assert_eq!(bind(&with(Some("refuse"), true), &pod, "a", &permits).await, None, "the scheduler binds it");
+}
+
+#[tokio::test]
+async fn an_extender_that_scores_nodes_is_a_running_task() {
+    let filtered = json!({"NodeNames": ["a", "b"], "FailedNodes": null, "Error": "", "Nodes": null});
+    let (url, requests) =
+        server(vec![("/below/filter", filtered.to_string()), ("/below/score", String::new())]).await;
+    let (metrics, api, pod) = (SchedulerMetrics::default(), api(), fixture::pod("p", json!({})));
+    let is_running = |count: u8| {
+        let line = format!("scheduler_goroutines{{operation=\"prioritizing_extender\"}} {count}\n");
+        metrics.text().contains(&line)
+    };
+    let remotes = [remote(&url, |_| {})];
+    let names = ["a", "b"].map(str::to_owned).to_vec();
+    let mut calls = Box::pin(nodes(&api, &remotes, &pod, names, &metrics));
+    let is_scoring = async {
+        while !requests.lock().unwrap().iter().any(|(path, _)| path.ends_with("/score")) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::select! {
+        _ = &mut calls => unreachable!("the extender does not respond"),
+        () = is_scoring => {}
+    }
+    assert!(is_running(1));
+    drop(calls);
+    assert!(is_running(0));
 }

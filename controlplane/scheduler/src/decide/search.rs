@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
+use super::evaluations::Computed;
 use super::{Prepared, Unschedulable, filter_failed, node_outcome, refuse_by_others};
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
 use crate::hint::Changes;
@@ -34,6 +35,7 @@ pub(super) struct Search<'s, 'a> {
     pub(super) fitting: Vec<Candidate<'a>>,
     pub(super) scores: Vec<NodeScores>,
     pub(super) refused: RefusedNodes<'a>,
+    pub(super) computed: Computed,
 }
 
 /// The number of fitting nodes at which the search ends.
@@ -102,13 +104,22 @@ impl<'a> Search<'_, 'a> {
         let mut outcome = match known {
             Some(refusal) => Err(Arc::new(refusal)),
             None => {
-                let compute = || node_outcome(pod, profile, &prepared.needs, node);
-                self.outcomes.get(node.info.version(), compute).clone()
+                let mut is_new = false;
+                let compute = || {
+                    is_new = true;
+                    node_outcome(pod, profile, &prepared.needs, node)
+                };
+                let outcome = self.outcomes.get(node.info.version(), compute).clone();
+                if is_new {
+                    self.computed.add_of_node(&outcome);
+                }
+                outcome
             }
         };
         if outcome.is_ok() && self.reads_others {
             let refusal = refuse_by_others(profile, prepared, node, self.snapshot)
                 .map_err(|why| filter_failed(&why))?;
+            self.computed.add_of_others(refusal.as_ref());
             outcome = refusal.map_or(outcome, |refusal| Err(Arc::new(refusal)));
         }
         match outcome {

@@ -58,6 +58,7 @@ fn meets(affinity: Option<&NodeAffinity>, node: Candidate<'_>) -> bool {
 mod tests {
     use super::*;
     use crate::fixture;
+    use crate::request::PodRequirements;
     use serde_json::{Value, json};
 
     fn taken(spec: Value) -> bool {
@@ -73,6 +74,26 @@ mod tests {
 
     fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
         json!({"key": key, "operator": operator, "values": values})
+    }
+
+    #[test]
+    fn the_affinity_of_the_profile_applies_to_every_pod() {
+        let added = |disk: &str| {
+            let term = json!({"matchExpressions": [expression("disk", "In", &[disk])]});
+            let terms = json!({"nodeSelectorTerms": [term]});
+            serde_json::from_value(json!({"requiredDuringSchedulingIgnoredDuringExecution": terms})).unwrap()
+        };
+        let node = fixture::node("a", json!({"/metadata/labels": {"disk": "ssd"}}));
+        let snapshot = fixture::snapshot(&[node]);
+        let pod = fixture::pod("p", json!({"nodeSelector": {"disk": "ssd"}}));
+        for (disk, expected) in [("ssd", None), ("hdd", Some("scheduler-enforced node affinity"))] {
+            let profile = Profile { added_affinity: Some(added(disk)), ..Profile::default() };
+            let node = snapshot.candidates().next().unwrap();
+            let refused = crate::filter::refuse(&pod, &PodRequirements::of(&pod), &profile, node);
+            let reason = refused.map(|refused| refused.reasons.concat());
+            let expected = expected.map(|what| format!("node(s) didn't match {what}"));
+            assert_eq!(reason, expected, "{disk}");
+        }
     }
 
     #[test]

@@ -5,7 +5,10 @@
 //! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions. The attempt ends
 //! as soon as too many pods were refused for the gang to fit, or after an error.
 
+use std::time::Duration;
+
 use coracle_values::object::ObjectExt;
+use tokio::time::Instant;
 
 use crate::config::Profile;
 use crate::decide::{FoundBy, Unschedulable, decide};
@@ -58,6 +61,8 @@ pub(crate) struct Outcome {
     /// The changes that may help the refused pods.
     pub(crate) helped_by: Changes,
     pub(crate) verdict: Verdict,
+    /// For each pod that fits, the time from the reservation of its node until the gang is decided.
+    pub(crate) waits: Vec<Duration>,
 }
 
 /// Whether the pods of a gang fit together.
@@ -78,6 +83,8 @@ struct Attempt<'a> {
     /// Whether the pod with this uid belongs to the gang. The gang's pods are never victims of each other.
     is_member: &'a dyn Fn(&str) -> bool,
     placed: Vec<String>,
+    /// The times at which nodes were reserved for pods that fit.
+    reserved_at: Vec<Instant>,
     removed: Vec<RemovedVictim>,
     helped_by: Changes,
     /// The error that ended the attempt.
@@ -109,6 +116,7 @@ pub(crate) fn place(
         snapshot,
         is_member,
         placed: Vec::new(),
+        reserved_at: Vec::new(),
         removed: Vec::new(),
         helped_by: Changes::GROUP,
         failure: None,
@@ -118,6 +126,7 @@ pub(crate) fn place(
     let places: Vec<Placement> = pods.iter().map(|pod| attempt.place_next(pod)).collect();
     attempt.restore();
     let (helped_by, failure) = (attempt.helped_by, attempt.failure.take());
+    let waits = attempt.reserved_at.iter().map(Instant::elapsed).collect();
     let count = places.iter().filter(|place| !matches!(place, Placement::Refused(_))).count();
     let fit = if failure.is_some() {
         GangFit::Failed
@@ -135,7 +144,7 @@ pub(crate) fn place(
         GangFit::Failed => Verdict::failed(failed_beside(&failure.unwrap_or_default())),
     };
     let decisions = places.into_iter().map(|place| settle(place, fit, &verdict, snapshot)).collect();
-    Outcome { decisions, helped_by, verdict }
+    Outcome { decisions, helped_by, verdict, waits }
 }
 
 /// The message of a group, and of its other pods, if the attempt for one pod failed with an error.
@@ -196,6 +205,7 @@ impl<'a> Attempt<'a> {
                 Ok(reserved) => {
                     self.snapshot.devices.share(&reserved.devices);
                     self.assume(pod, &node);
+                    self.reserved_at.push(Instant::now());
                     return Placement::Fits(node, reserved);
                 }
                 // Volumes or devices changed during the attempt.

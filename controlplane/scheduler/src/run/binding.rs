@@ -14,7 +14,7 @@ use crate::consult;
 use crate::devices::{self, Devices, may_use_devices};
 use crate::extender::client::Remote;
 use crate::hint::Changes;
-use crate::metrics::{Attempt, AttemptResult, ExtensionPoint, SchedulerMetrics};
+use crate::metrics::{Attempt, AttemptResult, ExtensionPoint, Operation, SchedulerMetrics};
 use crate::object::Pod;
 use crate::reserve::Reserved;
 use crate::volumes::bind::BindError;
@@ -105,9 +105,10 @@ impl Scheduler {
         attempt: Option<Attempt>,
     ) {
         let (binding, permit) = (Binding::new(self), self.decided_permit(&pod));
+        let running = self.config.metrics.running(Operation::Binding);
         self.bindings.spawn(async move {
             let result = binding.run(&pod, &node, &reserved).await;
-            drop(permit);
+            drop((permit, running));
             Bound { pod, node, reserved, attempt, result }
         });
     }
@@ -210,6 +211,9 @@ mod tests {
             }
         }
         assert_eq!((scheduler.bindings.len(), scheduler.queue.lengths().active), (MAX_DECIDED, 1));
+        let text = scheduler.config.metrics.text();
+        let running = format!("scheduler_goroutines{{operation=\"binding\"}} {MAX_DECIDED}\n");
+        assert!(text.contains(&running), "{text}");
         let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
         scheduler.bound(bound);
         assert!(scheduler.may_decide());
@@ -230,6 +234,8 @@ mod tests {
         }
         scheduler.all_bound(first);
         assert!(scheduler.bindings.is_empty());
+        let text = scheduler.config.metrics.text();
+        assert!(text.contains("scheduler_goroutines{operation=\"binding\"} 0\n"), "{text}");
     }
 
     #[tokio::test]

@@ -152,8 +152,9 @@ impl Scheduler {
             Ok(ranked) => {
                 let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
                 let nodes = ranked.nodes.iter().map(|node| node.name.clone()).collect();
+                let metrics = config.metrics.clone();
                 self.extender_calls.in_flight.spawn(async move {
-                    let advice = consult::nodes(&client, &extenders, &pod, nodes).await;
+                    let advice = consult::nodes(&client, &extenders, &pod, nodes, &metrics).await;
                     ExtenderOutcome::Nodes { pod, ranked, advice }
                 });
             }

@@ -121,6 +121,7 @@ impl Scheduler {
             "placed a pod group"
         );
         self.finish_limited(attempt);
+        self.count_waits(&outcome);
         let now = Instant::now();
         self.apply(pods, group, outcome, now + (now - start) * DELAY_FACTOR);
     }
@@ -332,6 +333,12 @@ mod tests {
         assert!(assumed(&mut scheduler).is_empty(), "the back-off lasts");
         tokio::time::advance(std::time::Duration::from_secs(2)).await;
         assert_eq!(assumed(&mut scheduler), ["p", "q"]);
+        let text = scheduler.config.metrics.text();
+        for (result, pods) in [("Unschedulable", 1), ("Success", 2)] {
+            let line =
+                format!("scheduler_permit_wait_duration_seconds_count{{result=\"{result}\"}} {pods}\n");
+            assert!(text.contains(&line), "no {line} in\n{text}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

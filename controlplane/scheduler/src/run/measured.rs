@@ -3,7 +3,8 @@
 use super::Scheduler;
 use crate::config::Profile;
 use crate::decide::{Unschedulable, decide_measured};
-use crate::metrics::{Attempt, AttemptResult};
+use crate::groups::placement::Outcome;
+use crate::metrics::{Attempt, AttemptResult, Evaluation};
 use crate::object::Pod;
 use coracle_values::object::ObjectExt;
 
@@ -16,8 +17,25 @@ impl Scheduler {
     /// Searches the best node for a pod.
     pub(super) fn search(&mut self, pod: &Pod, profile: &Profile) -> Result<String, Unschedulable> {
         let metrics = &self.config.metrics;
-        let ran = |point, result, start| metrics.ran(point, result, pod.scheduler(), start);
+        let ran = |point, result, start, evaluations: &[Evaluation]| {
+            metrics.ran(point, result, pod.scheduler(), start);
+            metrics.evaluated(point, evaluations, pod.scheduler());
+        };
         decide_measured(pod, profile, &mut self.snapshot, ran)
+    }
+
+    /// Counts the pods that waited for the decision about their gang.
+    pub(super) fn count_waits(&self, outcome: &Outcome) {
+        let result = if outcome.verdict.is_scheduled() {
+            AttemptResult::Scheduled
+        } else if outcome.verdict.is_error() {
+            AttemptResult::Error
+        } else {
+            AttemptResult::Unschedulable
+        };
+        for wait in &outcome.waits {
+            self.config.metrics.waited_for_gang(result, *wait);
+        }
     }
 
     /// Counts the attempt for a pod that was refused, or whose scheduling failed. A gated pod has no attempt.
@@ -90,6 +108,16 @@ mod tests {
             let labels = format!("extension_point=\"{point}\",{profile},status=\"{status}\"");
             let line =
                 format!("scheduler_framework_extension_point_duration_seconds_count{{{labels}}} {count}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        // The second pod has other requests, so the filters of both nodes are computed again.
+        for (point, plugin, count) in [
+            ("PreFilter", "NodeResourcesFit", 2),
+            ("Filter", "NodeResourcesFit", 4),
+            ("Score", "ImageLocality", 2),
+        ] {
+            let labels = format!("extension_point=\"{point}\",plugin=\"{plugin}\",{profile}");
+            let line = format!("scheduler_plugin_evaluation_total{{{labels}}} {count}");
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }

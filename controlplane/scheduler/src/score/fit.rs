@@ -94,6 +94,10 @@ mod tests {
         assert_eq!(score(&pod("p"), &Fit::default(), &nodes), [50, 75]);
         let most = Fit { strategy: Strategy::Most, ..Fit::default() };
         assert_eq!(score(&pod("p"), &most, &nodes), [50, 25]);
+        let points = [(0, 0), (50, 10), (100, 0)];
+        let points = points.map(|(utilization, score)| ShapePoint { utilization, score });
+        let half = Fit { strategy: Strategy::Ratio(points.to_vec()), ..Fit::default() };
+        assert_eq!(score(&pod("p"), &half, &nodes), [100, 50], "the node that is half full is best");
     }
 
     #[test]

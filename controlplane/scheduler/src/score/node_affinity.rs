@@ -42,5 +42,9 @@ mod tests {
         let nodes: Vec<_> = snapshot.candidates().collect();
         let weights = nodes.iter().map(|node| weight(&pod, None, *node)).collect();
         assert_eq!(normalize(weights, false), [100, 25, 0]);
+        let added = json!({"preferredDuringSchedulingIgnoredDuringExecution": [prefers("gpu", 5)]});
+        let added: NodeAffinity = serde_json::from_value(added).unwrap();
+        let weights: Vec<i64> = nodes.iter().map(|node| weight(&pod, Some(&added), *node)).collect();
+        assert_eq!(weights, [45, 15, 0], "the affinity of the profile adds up");
     }
 }

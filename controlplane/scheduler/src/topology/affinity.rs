@@ -113,6 +113,11 @@ impl Affinity {
         self.is_skipped
     }
 
+    /// Whether a score prefers some nodes.
+    pub(super) fn has_score(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
     /// Makes the filter accept every node. The pod must not have required terms.
     pub(super) fn skip(&mut self) {
         self.excluded.clear();

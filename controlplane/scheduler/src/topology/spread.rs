@@ -93,6 +93,11 @@ impl Spread {
         self.required.is_empty()
     }
 
+    /// Whether a score prefers some nodes.
+    pub(super) fn has_score(&self) -> bool {
+        !self.preferred.is_empty()
+    }
+
     /// The reason why the node is refused, and whether the removal of pods can change this result.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
@@ -398,6 +403,50 @@ mod tests {
         let topology = Topology::of(&pod("2", json!({})), &Profile::default(), &snapshot);
         let refusals = |place: usize| topology.refusals(snapshot.candidates().nth(place).unwrap());
         assert_eq!((refusals(0), refusals(3)), (vec![UNEVEN.to_owned()], vec![NO_LABEL.to_owned()]));
+    }
+
+    #[test]
+    fn fewer_domains_than_the_minimum_count_as_an_empty_domain() {
+        let mut snapshot = snapshot();
+        snapshot.place(&pod("3", json!({})), "c");
+        for (constraint, nodes) in
+            [(json!({}), "abc"), (json!({"minDomains": 2}), "abc"), (json!({"minDomains": 3}), "")]
+        {
+            assert_eq!(fitting(&pod("2", constraint), &snapshot), nodes);
+        }
+    }
+
+    #[test]
+    fn nodes_that_the_pod_cannot_use_count_by_the_policies_of_the_constraint() {
+        let node = |name: &str, fields: Value| {
+            let mut all = json!({"/metadata/labels": {"zone": name}});
+            all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            fixture::node(name, all)
+        };
+        let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+        let labels = json!({"zone": "c", "disk": "hdd"});
+        let mut snapshot = fixture::snapshot(&[
+            node("a", json!({})),
+            node("b", json!({"/spec/taints": taints})),
+            node("c", json!({"/metadata/labels": labels})),
+        ]);
+        snapshot.place(&pod("1", json!({})), "a");
+        // The empty nodes b and c have the lowest number of pods, unless a policy excludes them.
+        let on_a = |policies: Value, selector: Value| {
+            let mut pod = pod("2", policies);
+            pod.spec.node_selector = serde_json::from_value(selector).unwrap();
+            fitting(&pod, &snapshot).contains('a')
+        };
+        let (none, zone_a) = (json!(null), json!({"zone": "a"}));
+        assert!(!on_a(json!({}), none.clone()));
+        assert!(on_a(json!({}), zone_a.clone()), "by default, the node selector counts");
+        assert!(!on_a(json!({"nodeAffinityPolicy": "Ignore"}), zone_a));
+        let honor = json!({"nodeTaintsPolicy": "Honor"});
+        assert!(!on_a(honor.clone(), none), "c has no taint");
+        snapshot.remove_node("c");
+        let fits = |policies: Value| fitting(&pod("2", policies), &snapshot).contains('a');
+        assert!(!fits(json!({})), "by default, taints do not count");
+        assert!(fits(honor));
     }
 
     #[test]

@@ -88,6 +88,40 @@ fn a_bound_claim_restricts_the_pod_to_its_volumes_node() {
 }
 
 #[test]
+fn a_volume_with_labels_of_a_zone_is_used_in_this_zone_only() {
+    let zonal = |name: &str, label: &str, zones: &str| {
+        json!({"metadata": {"name": name, "labels": {label: zones}}, "spec": {"accessModes": ["ReadWriteOnce"],
+            "capacity": {"storage": "2Gi"}, "storageClassName": "s"}, "status": {"phase": "Bound"}})
+    };
+    let (zone, former) = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone");
+    let claims = [bound("c", "v"), bound("d", "w"), bound("e", "x")];
+    let all = [zonal("v", zone, "x"), zonal("w", zone, "y__z"), zonal("x", former, "z")];
+    let volumes = volumes(&claims, &all, &[]);
+    let node = |name: &str| fixture::node(name, json!({"/metadata/labels": {zone: name}}));
+    let mut snapshot =
+        fixture::snapshot(&[node("x"), node("y"), node("z"), fixture::node("none", json!({}))]);
+    snapshot.volumes = volumes.clone();
+    let profile = Profile::default();
+    let without = Profile { without_filters: ["VolumeZone"].into(), ..Profile::default() };
+    let nodes = |claim: &str, profile: &Profile| -> Vec<String> {
+        let claims = volumes.of_pod(&pod(&[claim])).unwrap();
+        let nodes = snapshot.candidates().filter(|node| {
+            let refused = claims.refuse(profile, node.properties, snapshot.volume_usage(*node));
+            let reasons = refused.map(|refused| refused.reasons).unwrap_or_default();
+            assert!(reasons.is_empty() || reasons == ["node(s) had no available volume zone"], "{reasons:?}");
+            reasons.is_empty()
+        });
+        let mut names: Vec<_> = nodes.map(|node| node.properties.name.clone()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(nodes("c", &profile), ["none", "x"]);
+    assert_eq!(nodes("d", &profile), ["none", "y", "z"]);
+    assert_eq!(nodes("e", &profile), ["none", "z"], "the former label means the present one");
+    assert_eq!(nodes("c", &without).len(), 4);
+}
+
+#[test]
 fn claims_that_no_node_can_help_are_named() {
     let lost = json!({"metadata": {"namespace": "d", "name": "lost"}, "spec": {"volumeName": "gone"},
         "status": {"phase": "Lost"}});

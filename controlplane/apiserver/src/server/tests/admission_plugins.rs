@@ -377,3 +377,31 @@ async fn new_storage_objects_get_the_finalizer_that_protects_them_while_in_use()
         assert_eq!(made.body["metadata"]["finalizers"], json!([finalizer]), "{}", made.body);
     }
 }
+
+#[tokio::test]
+async fn a_claim_gets_the_default_class_and_grows_only_if_its_class_allows_it() {
+    const CLAIMS: &str = "/api/v1/namespaces/default/persistentvolumeclaims";
+    let server = Fixture::new().await;
+    let class = |name: &str, is_default: bool| {
+        let annotations = json!({"storageclass.kubernetes.io/is-default-class": is_default.to_string()});
+        json!({"metadata": {"name": name, "annotations": annotations}, "provisioner": "example.com/p",
+            "allowVolumeExpansion": is_default})
+    };
+    for class in [class("a-default", true), class("rigid", false)] {
+        let made = server.post("/apis/storage.k8s.io/v1/storageclasses", class).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    let resources = |size: &str| json!({"requests": {"storage": size}});
+    for (class, expected, code) in [(Value::Null, "a-default", 200), (json!("rigid"), "rigid", 403)] {
+        let claim = json!({"metadata": {"name": expected}, "spec": {"storageClassName": class,
+            "accessModes": ["ReadWriteOnce"], "resources": resources("1Gi")}});
+        let made = server.post(CLAIMS, claim).await;
+        assert_eq!(made.body["spec"]["storageClassName"], expected, "{}", made.body);
+        let path = format!("{CLAIMS}/{expected}");
+        let bound = server.merge(&format!("{path}/status"), json!({"status": {"phase": "Bound"}})).await;
+        assert_eq!(bound.code, 200, "{}", bound.body);
+        let grown = server.merge(&path, json!({"spec": {"resources": resources("2Gi")}})).await;
+        assert_eq!(grown.code, code, "{}", grown.body);
+        assert_eq!(message(&grown).contains("only dynamically provisioned pvc can be resized"), code == 403);
+    }
+}
