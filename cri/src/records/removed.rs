@@ -8,7 +8,8 @@ use coracle_error_chain::chain;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::{ContainerRecord, FILE, Records, SandboxRecord, later_version, remove, write_at};
+use super::file::{FILE, later_version, remove, write_at};
+use super::{ContainerRecord, Records, SandboxRecord};
 use crate::error::Error;
 
 /// The removed object.
