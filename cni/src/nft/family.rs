@@ -1,6 +1,6 @@
 //! Differences between IPv4 and IPv6 in the table.
 
-use coracle_nft::{DataType, IPV4_ADDR, IPV6_ADDR};
+use coracle_nft::DataType;
 use ipnetwork::IpNetwork;
 
 /// Differences between IPv4 and IPv6.
@@ -17,7 +17,7 @@ pub(super) struct Family {
 
 pub(super) const V4: Family = Family {
     number: 2,
-    address: DataType { kind: IPV4_ADDR, length: 4 },
+    address: DataType::address(true),
     any: "hostports4",
     one: "hostports4_by_address",
     untouched: "untouched4",
@@ -26,7 +26,7 @@ pub(super) const V4: Family = Family {
 
 pub(super) const V6: Family = Family {
     number: 10,
-    address: DataType { kind: IPV6_ADDR, length: 16 },
+    address: DataType::address(false),
     any: "hostports6",
     one: "hostports6_by_address",
     untouched: "untouched6",

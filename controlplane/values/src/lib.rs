@@ -18,6 +18,7 @@
 //! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
+//! | values of labels of metrics | [`metric_label`] | Prometheus' text format |
 //! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
@@ -30,6 +31,7 @@ pub mod go;
 pub mod label_selector;
 pub mod media_type;
 pub mod merge_patch;
+pub mod metric_label;
 pub mod names;
 pub mod node_selector;
 pub mod object;
