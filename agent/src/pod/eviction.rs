@@ -10,6 +10,7 @@
 //! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
 
 mod disk;
+mod due_times;
 mod limits;
 mod machine;
 mod measured;
@@ -58,9 +59,6 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// Grace period of an evicted pod in seconds, unless a soft threshold gives the pod a longer period. The value is the
 /// kubelet's.
 const MIN_GRACE: u32 = 1;
-/// The interval of a pod's measurements is at least this many times their duration, so that the measurements take at
-/// most 2 % of a processor.
-const MIN_INTERVAL_FACTOR: u32 = 50;
 
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
 pub(crate) struct Eviction {
