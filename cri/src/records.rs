@@ -21,10 +21,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RuntimeConfig;
 use crate::error::Error;
+use crate::json_file::make_dir;
 use crate::selinux::Labels;
 
-pub(crate) use file::{Found, replace};
-use file::{VERSION, load, make_dir, read, remove, write};
+pub(crate) use file::Found;
+use file::{VERSION, load, read, remove, write};
 use layers::scattered;
 pub(crate) use removed::{Removed, Subject, remove_record};
 

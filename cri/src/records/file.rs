@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use crate::error::Error;
+use crate::json_file::{encode, make_dir, replace};
 
 /// Version of the records that this program writes.
 pub(super) const VERSION: u32 = 1;
@@ -28,20 +29,6 @@ pub(crate) struct Found<T> {
     pub(crate) lost: Vec<String>,
 }
 
-/// Replaces a file: a reader sees the old or the new contents.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let temporary = path.with_extension("new");
-    let written = crate::shim_client::file::write_private(&temporary, bytes);
-    let written = written.map_err(Error::file("write", &temporary));
-    let replaced =
-        written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("rename into", path)));
-    if replaced.is_err() {
-        // On a full disk the incomplete file would occupy the space that other writes need.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    replaced
-}
-
 pub(super) fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
     let path = dir.join(FILE);
     let bytes = encode(&path, record)?;
@@ -52,22 +39,6 @@ pub(super) fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
         }
         other => other,
     }
-}
-
-pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
-}
-
-pub(super) fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
-    replace(path, &encode(path, record)?)
-}
-
-fn encode<T: Serialize>(path: &Path, record: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(record).map_err(|source| Error::Format {
-        doing: "encode",
-        path: path.to_owned(),
-        source,
-    })
 }
 
 pub(super) fn remove(dir: &Path) -> Result<(), Error> {
@@ -129,18 +100,4 @@ pub(super) fn load<T: DeserializeOwned>(
 pub(super) fn later_version(record: &[u8]) -> Option<u32> {
     let head: Head = serde_json::from_slice(record).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_failed_write_leaves_no_temporary_file() {
-        let dir = tempfile::tempdir().expect("directory");
-        let path = dir.path().join("record.json");
-        std::fs::create_dir(&path).expect("a directory is not replaced by a file");
-        assert!(replace(&path, b"{}").is_err());
-        assert!(!path.with_extension("new").exists());
-    }
 }
