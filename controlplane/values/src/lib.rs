@@ -19,6 +19,7 @@
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
 //! | values of labels of metrics | [`metric_label`] | Prometheus' text format |
+//! | lists of strings in JSON | [`string_list`] | |
 //! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
@@ -40,6 +41,7 @@ pub mod qos;
 pub mod quantity;
 pub mod restart;
 mod selector_error;
+pub mod string_list;
 pub mod toleration;
 
 #[doc(hidden)]
