@@ -10,7 +10,9 @@ mod files;
 mod key;
 mod owners;
 mod plain;
+mod record;
 mod references;
+mod writer;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -18,30 +20,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_backoff::Backoff;
 use coracle_sealing::Keys;
+use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Notify, watch};
+use tokio::sync::Notify;
 
 pub(crate) use key::{Key, Kind};
 pub(crate) use references::{TOKEN_SECONDS, account, references, runtime_class, token_key};
 
-use crate::json_file;
-use files::NewRecord;
 use owners::Owners;
+use record::{Opened, Record, VERSION};
 
-/// Time during which writes are collected: a new pod changes again when its start is reported.
-const COLLECT: Duration = Duration::from_millis(100);
-/// Maximum time during which writes are collected while many pods start. The write of a record and its fsync take a
-/// third of a millisecond of processor time. The start of the pods takes precedence.
-const COLLECT_MAX: Duration = Duration::from_secs(2);
-/// First back-off after a batch that could not be written (disk full). It doubles up to [`MAX_BACKOFF`].
-const FIRST_BACKOFF: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Maximum number of records of a batch that are open at a time.
-const OPEN_RECORDS_MAX: usize = 64;
 /// Maximum time that a caller waits for its change to reach the disk.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -99,25 +89,6 @@ enum Change {
     },
     Remove,
 }
-
-/// A record that was read from its file.
-struct Opened<T> {
-    name: String,
-    value: T,
-    /// SHA-256 of the content.
-    digest: [u8; 32],
-}
-
-/// Content of a file before encryption.
-#[derive(Serialize, Deserialize)]
-struct Record<T> {
-    /// Version of this format.
-    version: u32,
-    name: String,
-    value: T,
-}
-
-const VERSION: u32 = 1;
 
 // === impl Checkpoint ===
 
@@ -307,160 +278,6 @@ impl Checkpoint {
         })
     }
 
-    /// Writes due records, until dropped. While `many_starts` is true, many pods start, and the writes wait for at most two
-    /// seconds.
-    pub(crate) async fn run(self, mut many_starts: watch::Receiver<bool>) {
-        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
-        loop {
-            self.shared.due.notified().await;
-            self.collect(&mut many_starts).await;
-            while !self.state().due.is_empty() {
-                let writer = self.clone();
-                let failed = coracle_threads::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
-                if !failed {
-                    backoff.reset();
-                    continue;
-                }
-                tokio::time::sleep(backoff.next_delay()).await;
-            }
-        }
-    }
-
-    /// Waits for further writes. Removals, and writes that a caller waits for, end the wait.
-    async fn collect(&self, many_starts: &mut watch::Receiver<bool>) {
-        let collect = async {
-            tokio::time::sleep(COLLECT).await;
-            // An error means that the sender was dropped, so no pod starts any more.
-            let _ended = many_starts.wait_for(|many| !*many).await;
-        };
-        let urgent = async {
-            while !self.state().is_urgent() {
-                self.shared.due.notified().await;
-            }
-        };
-        tokio::select! {
-            _late = tokio::time::timeout(COLLECT_MAX, collect) => {}
-            () = urgent => {}
-        }
-    }
-
-    /// Writes due records now. Returns whether a write failed and stays due.
-    pub(crate) fn flush(&self) -> bool {
-        let _disk = self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut state = self.state();
-        state.is_awaited = false;
-        let due: Vec<(Key, Arc<Change>)> =
-            state.due.iter().map(|(key, change)| (key.clone(), Arc::clone(change))).collect();
-        drop(state);
-        if due.is_empty() {
-            return false;
-        }
-        let done = self.write(&due);
-        let mut state = self.state();
-        for (key, change) in done {
-            // A newer change of the same record stays due.
-            if state.due.get(key).is_some_and(|now| Arc::ptr_eq(now, change)) {
-                state.due.remove(key);
-            }
-        }
-        let failed =
-            due.iter().any(|(key, change)| state.due.get(key).is_some_and(|now| Arc::ptr_eq(now, change)));
-        drop(state);
-        self.shared.written.notify_waiters();
-        failed
-    }
-
-    /// Writes a batch; returns the changes that are done.
-    fn write<'a>(&self, batch: &'a [(Key, Arc<Change>)]) -> Vec<(&'a Key, &'a Arc<Change>)> {
-        let mut done = Vec::with_capacity(batch.len());
-        let mut error = None;
-        for part in batch.chunks(OPEN_RECORDS_MAX) {
-            let mut new = Vec::with_capacity(part.len());
-            for (key, change) in part {
-                match self.begin(key, change) {
-                    Ok(None) => done.push((key, change)),
-                    Ok(Some(record)) => new.push((key, change, record)),
-                    Err(failure) => error = Some(failure),
-                }
-            }
-            for (key, change, record) in new {
-                match record.replace() {
-                    Ok(()) => done.push((key, change)),
-                    Err(failure) => error = Some(failure),
-                }
-            }
-        }
-        let kinds: std::collections::BTreeSet<Kind> = done.iter().map(|(key, _)| key.kind()).collect();
-        for kind in kinds {
-            if let Err(failure) = files::sync_dir(&self.shared.dir.join(kind.directory())) {
-                error = Some(failure);
-                done.retain(|(key, _)| key.kind() != kind);
-            }
-        }
-        if let Some(error) = error {
-            let records = batch.len() - done.len();
-            tracing::warn!(%error, records, "cannot write checkpoint records, retrying");
-        }
-        done
-    }
-
-    /// Begins a change. Returns the new record, which has not replaced the former record yet.
-    fn begin(&self, key: &Key, change: &Change) -> io::Result<Option<NewRecord>> {
-        let path = self.path(key);
-        let (content, compare) = match change {
-            Change::Remove => return files::remove(&path).map(|()| None),
-            Change::Write { content, compare } => (content, *compare),
-        };
-        if compare && self.has_content(key.kind(), &path, content) {
-            return Ok(None);
-        }
-        let sealed = self.shared.keys.seal(content, &context(key.kind(), &path)).map_err(io::Error::other)?;
-        NewRecord::write(path, &sealed).map(Some)
-    }
-
-    /// Whether a file already has this content.
-    fn has_content(&self, kind: Kind, path: &Path, content: &[u8]) -> bool {
-        let sealed = files::read(path).ok().flatten();
-        sealed.is_some_and(|sealed| {
-            let opened = self.shared.keys.open(&sealed, &context(kind, path));
-            opened.is_ok_and(|held| held == content) && self.shared.keys.is_current(&sealed)
-        })
-    }
-
-    /// Decrypts and parses a file.
-    fn read<T: DeserializeOwned>(&self, kind: Kind, path: &Path) -> io::Result<Option<Opened<T>>> {
-        let Some(sealed) = files::read(path)? else { return Ok(None) };
-        match self.shared.keys.open(&sealed, &context(kind, path)) {
-            Ok(content) => {
-                let digest = Sha256::digest(&content).into();
-                Ok(self.parse(path, &content).map(|(name, value)| Opened { name, value, digest }))
-            }
-            Err(error) => {
-                files::quarantine(path, &error);
-                Ok(None)
-            }
-        }
-    }
-
-    fn parse<T: DeserializeOwned>(&self, path: &Path, content: &[u8]) -> Option<(String, T)> {
-        let record: Result<Record<T>, _> = json_file::parse(content);
-        match record {
-            Ok(record) if record.version == VERSION => Some((record.name, record.value)),
-            Ok(record) => {
-                let version = record.version;
-                files::quarantine(
-                    path,
-                    &format!("its version is {version}, this program supports {VERSION}"),
-                );
-                None
-            }
-            Err(error) => {
-                files::quarantine(path, &error);
-                None
-            }
-        }
-    }
-
     fn path(&self, key: &Key) -> PathBuf {
         self.shared.dir.join(key.kind().directory()).join(key.file_name())
     }
@@ -468,21 +285,6 @@ impl Checkpoint {
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-// === impl State ===
-
-impl State {
-    /// Whether a caller waits for a due change.
-    fn is_urgent(&self) -> bool {
-        self.is_awaited || self.due.values().any(|change| matches!(**change, Change::Remove))
-    }
-}
-
-/// Associated data of a record: its kind and file name, so that no record can replace another.
-fn context(kind: Kind, path: &Path) -> Vec<u8> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
-    format!("coracle-agent-checkpoint/{}/{name}", kind.directory()).into_bytes()
 }
 
 impl std::fmt::Debug for Checkpoint {

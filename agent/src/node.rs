@@ -262,7 +262,6 @@ pub(crate) use devices::{DeviceCount, DeviceCounts};
 pub(crate) use disk::{DiskLevels, DiskShortage, Resource};
 pub(crate) use eviction::Shortage;
 pub(crate) use images::keep as keep_images;
-pub(crate) use plan::is_extended;
 pub(crate) use pressure::{
     Level, MachineLevels, MachineResource, MachineShortage, Pressure, PressureConditions,
 };

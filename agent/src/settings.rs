@@ -189,7 +189,7 @@ impl Settings {
         #[cfg(feature = "controlplane")]
         let plane = plane.zip(ranges).and_then(|(plane, ranges)| plane.decide(&dirs, ranges, sources));
         let mut node = node?;
-        node.serve_dns_in(service_range?);
+        node.dns.serve_in(service_range?);
         let settings = Self {
             config: paths.config,
             config_dir: paths.config_dir,

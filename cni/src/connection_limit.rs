@@ -26,8 +26,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_nft::{
-    BaseChain, Channel, DataType, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, MARK, Meta, R0, Rule, SetSpec,
-    Transaction,
+    BaseChain, Channel, DataType, Header, Hook, Key, MARK, Meta, R0, Rule, SetSpec, Transaction,
 };
 use ipnetwork::IpNetwork;
 use tracing::warn;
@@ -261,10 +260,11 @@ fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     let from_other_interface = Rule::default().meta(Meta::InInterface, R0).unequal(R0, name.as_bytes());
     transaction.rule(CHAIN, &from_other_interface.accept());
     transaction.rule(CHAIN, &Rule::default().established_or_related().accept());
-    for (number, kind, length) in [(IPV4, IPV4_ADDR, 4), (IPV6, IPV6_ADDR, 16)] {
+    for (number, address) in [(IPV4, DataType::address(true)), (IPV6, DataType::address(false))] {
+        let DataType { kind, length } = address;
         let begins = Rule::default().family(number).begins_connection();
         if limits.is_rated {
-            limit_rate(transaction, begins.clone(), DataType { kind, length }, limits.max);
+            limit_rate(transaction, begins.clone(), address, limits.max);
         }
         let key = DataType::concatenated(&[kind, MARK], length + 4);
         if number == IPV6

@@ -1,5 +1,7 @@
 //! The pod network of a runtime: the entry point of this crate.
 
+mod attachment;
+mod config;
 mod default;
 mod derive;
 mod gc_lock;
@@ -9,8 +11,6 @@ mod reload;
 mod requested;
 mod resize;
 
-use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,75 +31,18 @@ use crate::link::inside;
 use crate::name_lock::{NameLocks, SharedName};
 use crate::netns::{self, Netns};
 use crate::plugin_executables::Executables;
-use crate::ports::PortMapping;
 use crate::source_guard::SourceGuard;
 use crate::spec::Version;
-use crate::spec::list::{Capabilities, List};
-use crate::spec::result::Answer;
+use crate::spec::list::List;
+pub use attachment::{Attached, Attachment};
+use attachment::{attached, parameters};
+pub use config::NetworkConfig;
 use gc_lock::{GcLock, RecordGuard};
 pub use namespace_process::NamespaceProcess;
 use release::ReleaseQueue;
 
 /// Timeout of one plugin. Runtimes use this value by convention.
 const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Names and directories of the network.
-#[derive(Debug, Clone)]
-pub struct NetworkConfig {
-    /// Directory of CNI configuration lists (`/etc/cni/net.d`). `None` means only the default network.
-    pub conf_dir: Option<PathBuf>,
-    /// Directories of plugins that are not our own (`/opt/cni/bin`), in search order.
-    pub bin_dirs: Vec<PathBuf>,
-    /// Directory of records and addresses, for example `/run/coracle/cni`.
-    pub state_dir: PathBuf,
-    /// Directory of records that must survive a boot, because executables may keep addresses on disk; for example
-    /// `/var/lib/coracle/cni`.
-    pub root_dir: PathBuf,
-    /// Name of the default network's bridge, for example `coracle0`.
-    pub bridge: String,
-    /// Name of the nftables table, for example `coracle`. No other program may use this table.
-    pub table: String,
-    /// MTU of the default network's bridge and pods. `None` means the kernel's default.
-    pub mtu: Option<u32>,
-    /// Addresses that the node serves itself, such as cluster DNS. Host ports do not apply to them.
-    pub served: Vec<IpAddr>,
-    /// Whether pods of the default network may send from their own addresses only.
-    pub check_sources: bool,
-}
-
-/// A sandbox to attach.
-#[derive(Debug, Clone, Default)]
-pub struct Attachment {
-    /// ID of the sandbox: the key for [`Network::del`].
-    pub id: String,
-    /// The sandbox's network namespace, for example `/proc/42/ns/net`.
-    pub netns: PathBuf,
-    /// The process to which this path belongs. After the process has ended, [`Network::reconcile`] does not adopt the
-    /// sandbox. `None` if the path belongs to no process.
-    pub process: Option<NamespaceProcess>,
-    /// Name of the interface to make inside, `eth0`.
-    pub ifname: String,
-    /// `CNI_ARGS` of the plugins, in order.
-    pub args: Vec<(String, String)>,
-    /// Host ports that are forwarded to the sandbox: the capability `portMappings`.
-    pub ports: Vec<PortMapping>,
-    /// Other capabilities by name (the CNI conventions): `bandwidth`, `dns` and so on. Requests by `ips` and `mac` are
-    /// fulfilled exactly, or ADD fails.
-    pub capabilities: Capabilities,
-}
-
-/// The result of an ADD.
-#[derive(Debug, Clone)]
-pub struct Attached {
-    /// The addresses of the sandbox's interface with the prefix of the pod network.
-    pub addresses: Vec<IpNetwork>,
-    /// The gateways of the addresses. An address without a gateway has no entry.
-    pub gateways: Vec<IpAddr>,
-    /// Hardware address of the sandbox's interface. Empty if the plugins do not report it.
-    pub mac: String,
-    /// Interfaces of the host that the plugins made or used.
-    pub host_interfaces: Vec<String>,
-}
 
 /// The node's pod network. Clones share one state.
 #[derive(Clone)]
@@ -162,27 +105,6 @@ impl Drop for Inner {
     fn drop(&mut self) {
         let tasks = self.tasks.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         tasks.iter().for_each(AbortHandle::abort);
-    }
-}
-
-// === impl NetworkConfig ===
-
-impl NetworkConfig {
-    /// The configuration of the default network alone: no configuration lists, only our own plugins, the kernel's MTU.
-    /// Pods may send from their own addresses only.
-    #[must_use]
-    pub fn of_default_network(state_dir: PathBuf, root_dir: PathBuf, bridge: &str, table: &str) -> Self {
-        Self {
-            conf_dir: None,
-            bin_dirs: Vec::new(),
-            state_dir,
-            root_dir,
-            bridge: bridge.to_owned(),
-            table: table.to_owned(),
-            mtu: None,
-            served: Vec::new(),
-            check_sources: true,
-        }
     }
 }
 
@@ -466,30 +388,5 @@ impl Network {
     fn set_ready(&self, ready: Result<Vec<String>, String>) {
         *self.inner.ready.write().unwrap_or_else(std::sync::PoisonError::into_inner) = ready;
         self.inner.status_changes.send_replace(());
-    }
-}
-
-fn parameters(at: &Attachment) -> Parameters {
-    let mut capabilities = at.capabilities.clone();
-    if !at.ports.is_empty() {
-        capabilities.insert("portMappings".to_owned(), serde_json::json!(at.ports));
-    }
-    let args: Vec<String> = at.args.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    Parameters {
-        container_id: at.id.clone(),
-        netns: Some(at.netns.clone()),
-        ifname: at.ifname.clone(),
-        args: args.join(";"),
-        capabilities,
-    }
-}
-
-fn attached(answer: &Answer, ifname: &str) -> Attached {
-    let of_host = answer.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
-    Attached {
-        addresses: answer.addresses_of(ifname).map(|ip| ip.address).collect(),
-        gateways: answer.addresses_of(ifname).filter_map(|ip| ip.gateway).collect(),
-        mac: answer.inside(ifname).map(|interface| interface.mac.clone()).unwrap_or_default(),
-        host_interfaces: of_host.map(|interface| interface.name.clone()).collect(),
     }
 }

@@ -17,21 +17,25 @@
 
 mod element;
 mod entrances;
+mod family;
+mod packet_match;
+mod socket;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use coracle_nft::{
-    Attributes, BaseChain, Batch, Channel, DataType, Element, Header, Hook, INET, INET_PROTO, INET_SERVICE,
-    IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec, Transaction, Verb, intervals, number_of, octets,
+    BaseChain, Batch, DataType, Element, Header, Hook, INET_PROTO, INET_SERVICE, Key, Meta, R0, Rule,
+    SetSpec, Transaction, Verb, intervals, octets,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
-use crate::error::Error;
 use crate::port_condition::Condition;
 use crate::ports::Protocol;
 pub(crate) use entrances::Entrances;
+use family::{Family, V4, V6, family};
+use packet_match::{MULTICAST_V4, MULTICAST_V6, from, interface, of_family};
+pub(crate) use socket::{commit, exists, forward_drops, has_rules, open_once};
 
 /// Content of the table.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -67,34 +71,6 @@ pub(crate) struct Mapping {
     pub(crate) to_port: u16,
 }
 
-/// Differences between IPv4 and IPv6.
-struct Family {
-    number: u8,
-    address: DataType,
-    /// Name of the map of host ports of all addresses.
-    any: &'static str,
-    /// Name of the map of host ports of one address.
-    one: &'static str,
-    untouched: &'static str,
-    masquerade_all: &'static str,
-}
-
-const V4: Family = Family {
-    number: 2,
-    address: DataType { kind: IPV4_ADDR, length: 4 },
-    any: "hostports4",
-    one: "hostports4_by_address",
-    untouched: "untouched4",
-    masquerade_all: "masqueraded4",
-};
-const V6: Family = Family {
-    number: 10,
-    address: DataType { kind: IPV6_ADDR, length: 16 },
-    any: "hostports6",
-    one: "hostports6_by_address",
-    untouched: "untouched6",
-    masquerade_all: "masqueraded6",
-};
 /// The chain of host ports with conditions.
 const CONDITIONAL: &str = "conditional";
 /// The loopback range of each family.
@@ -137,32 +113,6 @@ pub(crate) fn remove(table: &str) -> Batch {
     let mut table = Transaction::new(table);
     table.delete_table();
     table.finish()
-}
-
-/// Whether the kernel has a table with this name.
-pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
-    channel.has(Verb::GetTable, INET, &Attributes::default().text(1, table))
-}
-
-/// Whether the chain `hostports` has rules. Each of our tables has such rules until it is flushed.
-pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
-    let rules = Attributes::default().text(1, table).text(2, "hostports");
-    channel.has_any(Verb::GetRule, INET, &rules)
-}
-
-/// Whether the chain `FORWARD` of iptables' filter table has the policy DROP, for IPv4 or IPv6.
-pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
-    const POLICY: u16 = 5;
-    const DROP: u32 = 0;
-    for family in [V4.number, V6.number] {
-        let named = Attributes::default().text(1, "filter").text(3, "FORWARD");
-        match channel.get(Verb::GetChain, family, &named) {
-            Ok(answer) if number_of(&answer, POLICY) == Some(DROP) => return Ok(true),
-            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
-            _ => {}
-        }
-    }
-    Ok(false)
 }
 
 // === impl Plan ===
@@ -437,62 +387,6 @@ fn filter(name: &str, hook: Hook) -> BaseChain<'_> {
 /// meaning in nft.
 fn exceptions_of(network: IpNetwork) -> String {
     format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
-}
-
-/// Network and mask of multicast and of the reserved addresses up to 255.255.255.255. If a pod's broadcast were
-/// masqueraded, the other pods of its bridge would receive it with the node's address as its source.
-const MULTICAST_V4: fn() -> (Vec<u8>, Vec<u8>) = || (vec![224, 0, 0, 0], vec![224, 0, 0, 0]);
-const MULTICAST_V6: fn() -> (Vec<u8>, Vec<u8>) = || {
-    let first = |byte| [vec![byte], vec![0; 15]].concat();
-    (first(0xff), first(0xff))
-};
-
-fn family(network: IpNetwork) -> Family {
-    if network.is_ipv4() { V4 } else { V6 }
-}
-
-fn of_family(network: IpNetwork) -> Rule {
-    Rule::default().family(family(network).number)
-}
-
-/// Matches packets from the network.
-fn from(network: IpNetwork) -> Rule {
-    of_family(network).from(network, false)
-}
-
-fn compared(rule: Rule, value: &[u8], negated: bool) -> Rule {
-    if negated { rule.unequal(R0, value) } else { rule.equal(R0, value) }
-}
-
-/// An interface name in the kernel's form for comparison.
-fn interface(name: &str) -> [u8; 16] {
-    let mut padded = [0u8; 16];
-    for (to, from) in padded.iter_mut().zip(name.bytes().take(15)) {
-        *to = from;
-    }
-    padded
-}
-
-/// The socket of a table's owner, opened at the first change of the table.
-pub(crate) fn open_once(channel: &mut Option<Channel>) -> Result<&mut Channel, Error> {
-    match channel {
-        Some(channel) => Ok(channel),
-        none => {
-            let failed = |source| Error::Socket { action: "open an nftables socket", source };
-            Ok(none.insert(Channel::open().map_err(failed)?))
-        }
-    }
-}
-
-/// Commits a transaction on a table through the socket of the table's owner. `action` is the operation in the error.
-pub(crate) fn commit(
-    channel: &mut Option<Channel>,
-    table: &str,
-    transaction: Transaction<'_>,
-    action: &'static str,
-) -> Result<(), Error> {
-    let refused = |source| Error::Firewall { action, table: table.to_owned(), source };
-    open_once(channel)?.commit(transaction.finish()).map_err(refused)
 }
 
 #[cfg(test)]

@@ -119,24 +119,7 @@ impl ServingOptions {
 
     /// The cryptography with the chosen cipher suites.
     pub(crate) fn provider(&self) -> Result<CryptoProvider, String> {
-        let mut provider = ring::default_provider();
-        let known: Vec<String> =
-            provider.cipher_suites.iter().map(|suite| go_name(&format!("{suite:?}"))).collect();
-        for name in &self.cipher_suites {
-            if !known.contains(&go_name(name)) {
-                return Err(format!(
-                    "cipher suite {name:?} is not supported; supported are {}",
-                    known.join(", ")
-                ));
-            }
-        }
-        let chosen: Vec<String> = self.cipher_suites.iter().map(|name| go_name(name)).collect();
-        if !chosen.is_empty() {
-            provider.cipher_suites.retain(|suite| {
-                suite.version() == &TLS13 || chosen.contains(&go_name(&format!("{suite:?}")))
-            });
-        }
-        Ok(provider)
+        coracle_cipher_suites::provider(&self.cipher_suites)
     }
 
     /// The versions of TLS.
@@ -150,12 +133,6 @@ impl ServingOptions {
             )),
         }
     }
-}
-
-/// The name of a cipher suite in Go. Go also accepts two names without their hash.
-fn go_name(name: &str) -> String {
-    let name = name.replacen("TLS13_", "TLS_", 1);
-    if name.ends_with("_CHACHA20_POLY1305") { format!("{name}_SHA256") } else { name }
 }
 
 // === impl ServingCertificates ===

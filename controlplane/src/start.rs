@@ -1,22 +1,21 @@
 //! Starts the parts of the control plane.
 
+mod own_address;
+mod part_config;
+
 use std::{
     convert::Infallible,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use coracle_apiserver::{
-    Apiserver, ApiserverConfig, EncryptionHealth, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
-};
-use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
+use coracle_apiserver::{Apiserver, EncryptionHealth, ServiceRange, User};
+use coracle_controllers::ControllersConfig;
 use coracle_encryption::Encryption;
 use coracle_token_signer::TokenSigner;
 use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
-use ipnetwork::IpNetwork;
-use nix::net::if_::InterfaceFlags;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -32,8 +31,9 @@ use crate::{
     store::{self, Opened},
     tls::{self, TlsError},
 };
+use own_address::own_address;
+use part_config::{apiserver_config, controllers_config, reserved_ranges, service_ranges};
 
-const DOMAIN: &str = "cluster.local";
 const LOOPBACK: [IpAddr; 2] = [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
 /// A running control plane.
@@ -83,8 +83,12 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
     let failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
-    let address =
-        SocketAddr::new(config.advertise.unwrap_or_else(|| own_address(bound.ip(), &config)), bound.port());
+    let address = SocketAddr::new(
+        config.advertise.unwrap_or_else(|| {
+            own_address(bound.ip(), &reserved_ranges(&config), config.service_cidr.is_ipv6())
+        }),
+        bound.port(),
+    );
     let leaf = serving_leaf(&config, address);
     let (certificates, tls) = serving_tls(&pki, &leaf, &config)?;
     let stopped = shutdown.child_token();
@@ -181,111 +185,6 @@ fn serving_leaf(config: &ControlPlaneConfig, address: SocketAddr) -> Leaf {
     pki::apiserver_leaf(&names, &addresses)
 }
 
-fn service_ranges(config: &ControlPlaneConfig) -> ServiceRanges {
-    ServiceRanges::new(config.service_cidr, config.secondary_service_cidr)
-}
-
-/// The ranges of pods and services.
-fn reserved_ranges(config: &ControlPlaneConfig) -> Vec<IpNetwork> {
-    let services = [config.service_cidr].into_iter().chain(config.secondary_service_cidr);
-    config.cluster_cidrs.iter().copied().chain(services).collect()
-}
-
-fn apiserver_config(
-    config: &ControlPlaneConfig,
-    pki: &Pki,
-    address: SocketAddr,
-) -> Result<ApiserverConfig, Error> {
-    let leaf = Leaf::client("kube-apiserver-kubelet-client", Some("system:masters"));
-    let pair = pki.pair("apiserver-kubelet-client", &leaf).map_err(Error::Pki)?;
-    Ok(ApiserverConfig {
-        advertise: address,
-        service_ranges: service_ranges(config),
-        service_account_key: pki.service_account_key().map_err(Error::Pki)?,
-        token_signer: None,
-        issuer: format!("https://kubernetes.default.svc.{DOMAIN}"),
-        password_file: config.password_file.clone(),
-        token_file: config.token_file.clone(),
-        authentication_file: config.authentication_file.clone(),
-        oidc: config.oidc.clone(),
-        token_webhook: config.token_webhook.clone(),
-        request_header: config.request_header.clone(),
-        anonymous_auth: config.anonymous_auth,
-        authorization: config.authorization.clone(),
-        kubelet: KubeletTls(tls::client(&pair, pki.authority_pem()).map_err(Error::Tls)?),
-        admission_file: config.admission_file.clone(),
-        admission_plugins: config.admission_plugins.clone(),
-        initial_resources: config.initial_resources,
-        runtime_config: config.runtime_config.clone(),
-        features: config.features,
-        options: config.options.clone(),
-        audit: config.audit.clone(),
-        front_proxy: front_proxy(pki).map_err(Error::Pki)?,
-        request_timeout: config.request_timeout,
-        max_in_flight: config.max_in_flight,
-        flags: config.flags.clone(),
-        component_metrics: None,
-        encryption_health: None,
-        own_components: own_components(config),
-        shutdown_delay: config.shutdown_delay,
-    })
-}
-
-/// The parts of the control plane that run in this process, by the names of component statuses.
-fn own_components(config: &ControlPlaneConfig) -> Vec<&'static str> {
-    let parts = [("controller-manager", !config.controllers.is_none()), ("scheduler", config.run_scheduler)];
-    parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name).collect()
-}
-
-/// The client certificate for requests to aggregated servers. Its authority signs no other certificate, because a
-/// server that trusts the authority accepts any user name in the request headers.
-fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
-    let own = Pki::open(&pki.directory().join("front-proxy"))?;
-    let pair = own.pair("front-proxy-client", &Leaf::client("front-proxy-client", None))?;
-    Ok(FrontProxy {
-        certificate: pair.certificate,
-        key: pair.key,
-        authority: own.authority_pem().to_owned(),
-        client_authority: pki.authority_pem().to_owned(),
-    })
-}
-
-fn controllers_config(
-    config: &ControlPlaneConfig,
-    pki: &Pki,
-    address: SocketAddr,
-    leaf: Leaf,
-) -> Result<ControllersConfig, Error> {
-    let key = pki.authority_key().map_err(Error::Pki)?;
-    let signer = Signer::new(pki.authority_pem(), &key, config.signing_duration).map_err(Error::Signer)?;
-    // An API server with an external signer does not accept tokens that are signed with its own key.
-    let own_key = config.token_signer.is_none().then(|| pki.service_account_key().map_err(Error::Pki));
-    let account_tokens = own_key.transpose()?.and_then(|key| AccountTokenSigner::new(&key));
-    Ok(ControllersConfig {
-        // The API server writes the status of quotas itself.
-        selection: config.controllers.clone().never("resourcequota-controller"),
-        cluster_cidrs: config.cluster_cidrs.clone(),
-        node_mask_v4: config.node_masks[0],
-        node_mask_v6: config.node_masks[1],
-        root_ca_pem: Some(pki.authority_pem().to_owned()),
-        account_tokens,
-        token_clean_up_period: config.token_clean_up_period,
-        server: Some(format!("https://{address}")),
-        reserved_ranges: reserved_ranges(config),
-        server_names: leaf.names,
-        server_addresses: leaf.addresses,
-        own_node: config.own_node.clone(),
-        signer: Some(signer),
-        node_balancers: config.node_balancers,
-        node_ports: config.options.node_ports.clone(),
-        max_finished_pods: config.max_finished_pods,
-        load_balancer_pool: config.load_balancer_pool.clone(),
-        node_monitor_grace: config.node_monitor_grace,
-        autoscaler: config.autoscaler,
-        ..ControllersConfig::default()
-    })
-}
-
 /// Writes the administrator's kubeconfig, and creates a certificate for an external scheduler.
 fn write_client_kubeconfigs(pki: &Pki, path: &Path, server: &str) -> Result<(), PkiError> {
     pki.pair("scheduler", &Leaf::client("system:kube-scheduler", None))?;
@@ -305,75 +204,6 @@ fn write_if_changed(path: &Path, text: &str) -> Result<(), PkiError> {
 fn local_server(bound: SocketAddr) -> String {
     let ip = if bound.ip().is_unspecified() { IpAddr::V4(Ipv4Addr::LOCALHOST) } else { bound.ip() };
     format!("https://{}", SocketAddr::new(ip, bound.port()))
-}
-
-/// The source address that this machine would use to reach other machines. No packet is sent. The address family of
-/// services is preferred, because the API server is a service. Without a default route, the first usable address of an
-/// interface is returned. If no interface has a usable address, the loopback address is returned.
-fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
-    if !listen.is_unspecified() {
-        return listen;
-    }
-    let routed = |any: IpAddr, far: IpAddr| {
-        let socket = UdpSocket::bind((any, 0)).ok()?;
-        socket.connect((far, 9)).ok()?;
-        Some(socket.local_addr().ok()?.ip())
-    };
-    // Documentation addresses (RFC 5737, RFC 3849): they are routed like any remote address.
-    let v4 = || routed(Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::new(192, 0, 2, 1).into());
-    let v6 = || routed(Ipv6Addr::UNSPECIFIED.into(), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into());
-    let v6_first = config.service_cidr.is_ipv6();
-    let found = if v6_first { v6().or_else(v4) } else { v4().or_else(v6) };
-    if let Some(found) = found.filter(|found| !found.is_loopback()) {
-        return found;
-    }
-    interface_address(&interface_addresses(), &reserved_ranges(config), v6_first).unwrap_or_else(|| {
-        tracing::warn!("this machine has no address but loopback: pods cannot reach the API server");
-        IpAddr::V4(Ipv4Addr::LOCALHOST)
-    })
-}
-
-/// The first address that other machines can reach. Addresses of pods and services are skipped. `choose` in the agent
-/// selects the same address if there is no default route.
-fn interface_address(all: &[IpAddr], reserved: &[IpNetwork], v6_first: bool) -> Option<IpAddr> {
-    let is_usable = |ip: &IpAddr| {
-        let is_local = match ip {
-            IpAddr::V4(ip) => ip.is_link_local(),
-            IpAddr::V6(ip) => ip.is_unicast_link_local(),
-        };
-        !is_local
-            && !ip.is_loopback()
-            && !ip.is_unspecified()
-            && !reserved.iter().any(|network| network.contains(*ip))
-    };
-    all.iter().copied().filter(is_usable).min_by_key(|ip| ip.is_ipv6() != v6_first)
-}
-
-/// The addresses of all interfaces that are up, except bridges and tunnels, which usually belong to a pod network.
-fn interface_addresses() -> Vec<IpAddr> {
-    let all = match nix::ifaddrs::getifaddrs() {
-        Ok(all) => all,
-        Err(error) => {
-            tracing::warn!(%error, "cannot list the machine's addresses");
-            return Vec::new();
-        }
-    };
-    all.filter(|one| one.flags.contains(InterfaceFlags::IFF_UP))
-        .filter(|one| !is_virtual(Path::new("/sys/class/net"), &one.interface_name))
-        .filter_map(|one| {
-            let address = one.address?;
-            let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
-            v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
-        })
-        .collect()
-}
-
-/// Whether an interface is a bridge or a tunnel. `sys` is `/sys/class/net`.
-fn is_virtual(sys: &Path, interface: &str) -> bool {
-    let directory = sys.join(interface);
-    let uevent = std::fs::read_to_string(directory.join("uevent")).unwrap_or_default();
-    let kind = uevent.lines().find_map(|line| line.strip_prefix("DEVTYPE="));
-    matches!(kind, Some("bridge" | "vxlan" | "wireguard")) || directory.join("tun_flags").exists()
 }
 
 // === impl ControlPlane ===
@@ -478,29 +308,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn without_a_default_route_an_interface_has_the_address() {
-        let all = |list: &[&str]| list.iter().map(|ip| ip.parse().unwrap()).collect::<Vec<IpAddr>>();
-        let reserved = ["10.42.0.0/16".parse().unwrap(), "10.43.0.0/16".parse().unwrap()];
-        let chosen = |list: &[&str], v6_first: bool| {
-            interface_address(&all(list), &reserved, v6_first).map(|ip| ip.to_string()).unwrap_or_default()
-        };
-        let machine = [
-            "127.0.0.1",
-            "::1",
-            "169.254.1.1",
-            "fe80::1",
-            "10.42.0.1",
-            "10.43.0.1",
-            "2001:db8::1",
-            "192.0.2.7",
-        ];
-        assert_eq!(chosen(&machine, false), "192.0.2.7");
-        assert_eq!(chosen(&machine, true), "2001:db8::1");
-        assert_eq!(chosen(&machine[..7], false), "2001:db8::1");
-        assert_eq!(chosen(&machine[..6], false), "");
-    }
-
-    #[test]
     fn the_metrics_of_the_scheduler_are_served_where_it_runs() {
         let mut config = ControlPlaneConfig::new(Path::new("/nonexistent"));
         let text =
@@ -510,18 +317,5 @@ mod tests {
         assert_eq!(text(&config), "");
         config.feature_metrics = "feature 1\n".into();
         assert_eq!(text(&config), "feature 1\n");
-    }
-
-    #[test]
-    fn bridges_and_tunnels_are_virtual() {
-        let sys = tempfile::tempdir().unwrap();
-        let device = |name: &str, uevent: &str| {
-            std::fs::create_dir(sys.path().join(name)).unwrap();
-            std::fs::write(sys.path().join(name).join("uevent"), uevent).unwrap();
-            is_virtual(sys.path(), name)
-        };
-        assert!(device("br0", "DEVTYPE=bridge\nINTERFACE=br0\nIFINDEX=4\n"));
-        assert!(device("vx0", "DEVTYPE=vxlan\nINTERFACE=vx0\n"));
-        assert!(!device("eth0", "INTERFACE=eth0\nIFINDEX=2\n"));
     }
 }

@@ -31,6 +31,7 @@ pub mod fair_permits;
 pub mod fuzz;
 mod host;
 mod image_files;
+mod json_file;
 mod known;
 mod list_stream;
 mod lock;

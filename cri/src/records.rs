@@ -6,30 +6,28 @@
 //! would take an unreadable record for an incompletely created object. `recorded` has records of each version, which
 //! all later versions must read.
 
+mod file;
+mod layers;
+pub(crate) mod message;
 #[cfg(test)]
 mod recorded;
 mod removed;
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use coracle_proto::cri;
-use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use tracing::{debug, warn};
 
 use crate::config::RuntimeConfig;
 use crate::error::Error;
+use crate::json_file::make_dir;
 use crate::selinux::Labels;
 
+pub(crate) use file::Found;
+use file::{VERSION, load, read, remove, write};
+use layers::scattered;
 pub(crate) use removed::{Removed, Subject, remove_record};
-
-const VERSION: u32 = 1;
-const FILE: &str = "record.json";
-/// Number of parts of the disk over which writable layers are spread.
-const PARTS: u8 = 16;
 
 /// Phase of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -173,20 +171,6 @@ pub(crate) struct Records {
     delivered: PathBuf,
 }
 
-/// The fields that records of every version have.
-#[derive(Debug, Deserialize)]
-struct Head {
-    version: u32,
-}
-
-/// All records of one kind.
-#[derive(Debug)]
-pub(crate) struct Found<T> {
-    pub(crate) readable: Vec<T>,
-    /// Ids of directories without a readable record.
-    pub(crate) lost: Vec<String>,
-}
-
 // === impl Records ===
 
 impl Records {
@@ -225,36 +209,6 @@ impl Records {
         self.containers.join(id)
     }
 
-    /// The directory of all writable layers.
-    pub(crate) fn layers_dir(&self) -> &Path {
-        &self.layers
-    }
-
-    /// The directory of a container's writable layer.
-    pub(crate) fn layer_dir(&self, id: &str) -> PathBuf {
-        self.layers.join(id)
-    }
-
-    /// Creates the directory of a container's writable layer.
-    pub(crate) fn make_layer(&self, id: &str) -> Result<PathBuf, Error> {
-        let layer = self.layer_dir(id);
-        let Some(parts) = &self.parts else {
-            std::fs::create_dir_all(&layer).map_err(Error::file("create directory", &layer))?;
-            return Ok(layer);
-        };
-        let number = id.bytes().fold(0, u8::wrapping_add) % PARTS;
-        let created = parts.join(number.to_string()).join(id);
-        std::fs::create_dir_all(&created).map_err(Error::file("create directory", &created))?;
-        let Err(error) = std::fs::rename(&created, &layer) else { return Ok(layer) };
-        let _next_start_removes_it = std::fs::remove_dir(&created);
-        if error.kind() != ErrorKind::CrossesDevices {
-            return Err(Error::file("rename into", &layer)(error));
-        }
-        // The layers are on another file system than the parts.
-        std::fs::create_dir_all(&layer).map_err(Error::file("create directory", &layer))?;
-        Ok(layer)
-    }
-
     pub(crate) fn write_sandbox(&self, record: &SandboxRecord) -> Result<(), Error> {
         let dir = self.sandbox_dir(&record.id);
         if record.phase == SandboxPhase::Creating {
@@ -287,10 +241,6 @@ impl Records {
         remove(&self.container_dir(id))
     }
 
-    pub(crate) fn remove_layer(&self, id: &str) -> Result<(), Error> {
-        remove(&self.layer_dir(id))
-    }
-
     /// The records of all sandboxes. Fails if a record is of a later version ([`Error::Later`]), or if the kernel refuses to
     /// read a record.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
@@ -301,11 +251,6 @@ impl Records {
     /// read a record.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers, read)
-    }
-
-    /// Ids of the existing writable layers.
-    pub(crate) fn layers(&self) -> Result<Vec<String>, Error> {
-        names(&self.layers)
     }
 }
 
@@ -336,160 +281,10 @@ impl ContainerRecord {
     pub(crate) const VERSION: u32 = VERSION;
 }
 
-/// Replaces a file: a reader sees the old or the new contents.
-pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let temporary = path.with_extension("new");
-    let written = crate::shim_client::file::write_private(&temporary, bytes);
-    let written = written.map_err(Error::file("write", &temporary));
-    let replaced =
-        written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("rename into", path)));
-    if replaced.is_err() {
-        // On a full disk the incomplete file would occupy the space that other writes need.
-        let _ = std::fs::remove_file(&temporary);
-    }
-    replaced
-}
-
-fn write<T: Serialize>(dir: &Path, record: &T) -> Result<(), Error> {
-    let path = dir.join(FILE);
-    let bytes = encode(&path, record)?;
-    match replace(&path, &bytes) {
-        Err(Error::File { source, .. }) if source.kind() == ErrorKind::NotFound => {
-            make_dir(dir)?;
-            replace(&path, &bytes)
-        }
-        other => other,
-    }
-}
-
-fn make_dir(dir: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
-}
-
-/// Directories in different parts of the disk, if ext4 supports it (chattr(1), `T`). A container's files stay in the
-/// part where its layer was created, even after a rename. If all containers shared one part, each new file would cost a
-/// search past every inode that was freed in the last five minutes. If each container had its own part, each new file
-/// would cost reads of unused areas of the disk.
-fn scattered(parts: PathBuf) -> Option<PathBuf> {
-    let make = || -> std::io::Result<()> {
-        std::fs::create_dir_all(&parts)?;
-        let top = std::fs::File::open(&parts)?;
-        let flags = ioctl_getflags(&top)?;
-        if !flags.contains(IFlags::TOPDIR) {
-            ioctl_setflags(&top, flags | IFlags::TOPDIR)?;
-        }
-        for part in (0..PARTS).map(|number| parts.join(number.to_string())) {
-            std::fs::create_dir_all(&part)?;
-            // These directories are left from a crash between creation and rename.
-            std::fs::read_dir(&part)?.try_for_each(|left| std::fs::remove_dir(left?.path()))?;
-        }
-        Ok(())
-    };
-    let made = make();
-    made.inspect_err(|error| debug!(%error, "cannot spread writable layers over the disk")).ok()?;
-    Some(parts)
-}
-
-fn write_at<T: Serialize>(path: &Path, record: &T) -> Result<(), Error> {
-    replace(path, &encode(path, record)?)
-}
-
-fn encode<T: Serialize>(path: &Path, record: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(record).map_err(|source| Error::Format {
-        doing: "encode",
-        path: path.to_owned(),
-        source,
-    })
-}
-
-fn remove(dir: &Path) -> Result<(), Error> {
-    coracle_tree::remove(dir).map_err(Error::file("remove", dir))
-}
-
-/// # Errors
-/// If the directory cannot be read completely. An object that is missing in the list would be removed.
-fn names(dir: &Path) -> Result<Vec<String>, Error> {
-    let entries = std::fs::read_dir(dir).map_err(Error::file("list", dir))?;
-    let mut names = Vec::new();
-    for entry in entries {
-        names.extend(entry.map_err(Error::file("list", dir))?.file_name().into_string().ok());
-    }
-    Ok(names)
-}
-
-fn read(path: &Path) -> std::io::Result<Vec<u8>> {
-    std::fs::read(path)
-}
-
-fn load<T: DeserializeOwned>(
-    dir: &Path,
-    read: impl Fn(&Path) -> std::io::Result<Vec<u8>>,
-) -> Result<Found<T>, Error> {
-    let mut found = Found { readable: Vec::new(), lost: Vec::new() };
-    for id in names(dir)? {
-        let path = dir.join(&id).join(FILE);
-        let bytes = match read(&path) {
-            // The record is not lost, and its pod runs. The next start can read it.
-            Err(source) if coracle_tree::is_refusal(&source) => {
-                return Err(Error::file("read", &path)(source));
-            }
-            bytes => bytes.map_err(Error::file("read", &path)),
-        };
-        let record = bytes.and_then(|bytes| {
-            if let Some(version) = later_version(&bytes) {
-                return Err(Error::Later { path: path.clone(), version, known: VERSION });
-            }
-            serde_json::from_slice(&bytes).map_err(|source| Error::Format {
-                doing: "decode",
-                path: path.clone(),
-                source,
-            })
-        });
-        match record {
-            Ok(record) => found.readable.push(record),
-            Err(error @ Error::Later { .. }) => return Err(error),
-            Err(error) => {
-                warn!(id, error = error.chain(), "ignoring an unreadable record");
-                found.lost.push(id);
-            }
-        }
-    }
-    Ok(found)
-}
-
-/// The version of a record, if a later version of this program has written it.
-fn later_version(record: &[u8]) -> Option<u32> {
-    let head: Head = serde_json::from_slice(record).ok()?;
-    Some(head.version).filter(|version| *version > VERSION)
-}
-
-/// A protobuf message in a record: base64 of its wire format, which all versions can read.
-pub(crate) mod message {
-    use base64::Engine;
-    use base64::engine::general_purpose::STANDARD;
-    use prost::Message;
-    use serde::de::Error;
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(crate) fn serialize<T: Message, S: Serializer>(value: &T, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&STANDARD.encode(value.encode_to_vec()))
-    }
-
-    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
-    where
-        T: Message + Default,
-        D: Deserializer<'de>,
-    {
-        let text = String::deserialize(deserializer)?;
-        let bytes = STANDARD.decode(text).map_err(Error::custom)?;
-        T::decode(bytes.as_slice()).map_err(Error::custom)
-    }
-}
-
 /// Fuzz target: bytes of a record. A record that can be read is equal after it is written and read again.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
-    fn same<T: DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {
+    fn same<T: serde::de::DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {
         let Ok(read) = serde_json::from_slice::<T>(data) else { return };
         let again = serde_json::to_vec(&read).and_then(|written| serde_json::from_slice::<T>(&written));
         assert!(again.is_ok_and(|again| again == read));
@@ -500,6 +295,7 @@ pub(crate) fn fuzz(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::file::FILE;
     use super::*;
 
     pub(super) fn records(dir: &Path) -> Records {
@@ -537,52 +333,10 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_no_temporary_file() {
-        let dir = tempfile::tempdir().expect("directory");
-        let path = dir.path().join("record.json");
-        std::fs::create_dir(&path).expect("a directory is not replaced by a file");
-        assert!(replace(&path, b"{}").is_err());
-        assert!(!path.with_extension("new").exists());
-    }
-
-    #[test]
     fn removing_absent_objects_succeeds() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         records.remove_sandbox("x").expect("remove");
         records.remove_container("x").expect("remove");
-    }
-
-    #[test]
-    fn layers_are_spread_on_supported_file_systems() {
-        let dir = tempfile::tempdir().unwrap();
-        let records = records(dir.path());
-        // EXT4_SUPER_MAGIC. ext2 and ext3 have the same number.
-        let can = rustix::fs::statfs(&records.layers).unwrap().f_type == 0xEF53;
-        assert_eq!(records.parts.is_some(), can);
-        for records in [Records { parts: None, ..records.clone() }, records] {
-            let layer = records.make_layer("c1").unwrap();
-            assert!(layer.is_dir() && layer == records.layer_dir("c1"));
-            assert_eq!(records.layers().unwrap(), ["c1"]);
-            records.remove_layer("c1").unwrap();
-        }
-    }
-
-    #[test]
-    fn layers_on_another_file_system_are_created_there() {
-        let dir = tempfile::tempdir().unwrap();
-        let other = tempfile::tempdir_in("/dev/shm").unwrap();
-        let device = |path: &Path| std::os::unix::fs::MetadataExt::dev(&path.metadata().unwrap());
-        if device(dir.path()) == device(other.path()) {
-            return println!("there is only one file system");
-        }
-        let records = records(dir.path());
-        let records = Records { parts: Some(other.path().to_owned()), ..records };
-        assert!(records.make_layer("c1").unwrap().is_dir());
-        let left = std::fs::read_dir(other.path())
-            .unwrap()
-            .flatten()
-            .flat_map(|part| std::fs::read_dir(part.path()));
-        assert_eq!(left.flatten().count(), 0);
     }
 }

@@ -4,22 +4,22 @@
 //! meantime are recorded as ended, and objects without an owner are removed. If a live shim does not respond, a
 //! background task waits for it, see `shim_monitor`.
 
+mod checkpoints;
 mod networks;
+mod shims;
+mod undo;
 
 use std::collections::{HashMap, HashSet};
-use std::path::Path;
 use std::sync::Arc;
 
 use coracle_cni::Network;
 use coracle_images::Images;
 use coracle_proto::shim::State;
 use futures::future::{join_all, try_join_all};
-use tokio::time::timeout;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::cgroup::Cgroups;
 use crate::cgroup::driver::Layout;
-use crate::cgroup::freezer::Freezer;
 use crate::checkpoint;
 use crate::config::RuntimeConfig;
 use crate::container::config_memory::{ConfigMemory, bytes_of_image};
@@ -36,9 +36,10 @@ use crate::sandbox::{self, LiveShim, Sandbox, SandboxState};
 use crate::selinux::Selinux;
 use crate::services::containers::ContainerService;
 use crate::services::sandboxes::SandboxService;
-use crate::shim_client::{self, ErrorKind, Shim};
 use crate::shim_monitor::{MissedTransition, ShimMonitor, current_phase, missed_transitions};
 use crate::tables::Tables;
+use shims::Found;
+use undo::is_stop_incomplete;
 
 /// A recorded sandbox and its shim.
 struct RecordedSandbox {
@@ -46,37 +47,10 @@ struct RecordedSandbox {
     shim: Found,
 }
 
-/// The shim of a sandbox.
-enum Found {
-    /// A live shim, with the state of its containers.
-    Answers(Shim, State),
-    /// A live shim that does not answer.
-    Silent(Shim),
-    Gone,
-}
-
 /// Objects that ended with their shim and are not yet recorded as ended.
 struct Ended {
     containers: Vec<Arc<Container>>,
     sandbox: Option<Arc<Sandbox>>,
-}
-
-// === impl Found ===
-
-impl Found {
-    fn shim(&self) -> Option<&Shim> {
-        match self {
-            Self::Answers(shim, _) | Self::Silent(shim) => Some(shim),
-            Self::Gone => None,
-        }
-    }
-
-    fn state(&self) -> Option<&State> {
-        match self {
-            Self::Answers(_, state) => Some(state),
-            Self::Silent(_) | Self::Gone => None,
-        }
-    }
 }
 
 /// Restores the runtime's state at its start.
@@ -151,100 +125,6 @@ impl Recovery {
         Ok(())
     }
 
-    /// Kills the shims of sandboxes whose directories were removed, and removes the cgroups of shims that have ended. The
-    /// pods are started again.
-    async fn end_strays(&self, found: &records::Found<SandboxRecord>) {
-        let known = found.readable.iter().map(|record| record.id.clone()).chain(found.lost.iter().cloned());
-        let known: HashSet<String> = known.collect();
-        Shim::kill_strays(self.records.sandboxes_dir(), known.clone(), self.config.shim_timeouts).await;
-        if let Some(parent) = self.layout.shims() {
-            self.cgroups.remove_stray_shims(&parent, known).await;
-        }
-    }
-
-    /// Removes a pod whose restore is incomplete. Its creation event was already sent.
-    async fn remove_incomplete_restore(&self, id: String) {
-        info!(sandbox = id, "removing an incompletely restored pod");
-        if let Err(error) = self.sandboxes.undo_run(id.clone()).await {
-            warn!(sandbox = id, error = error.chain(), "cannot remove an incompletely restored pod");
-        }
-    }
-
-    /// Completes an interrupted stop of a pod, which may already have lost its network. After the timeout of the
-    /// wait, the stop continues in the background.
-    async fn complete_stop(&self, id: String) {
-        info!(sandbox = id, "completing an interrupted stop of a pod");
-        let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
-        let sandboxes = self.sandboxes.clone();
-        let stopped = coracle_threads::spawn(async move {
-            if let Err(error) = sandboxes.stop_sandbox(&sandbox).await {
-                warn!(sandbox = id, error = error.chain(), "cannot complete the stop of a pod");
-            }
-        });
-        let _continues = timeout(self.config.shim_timeouts.answer, stopped).await;
-        coracle_fault::point("recover.stopped");
-    }
-
-    /// Connects to the shim of a sandbox that should have one.
-    async fn connect_shim(&self, record: &SandboxRecord) -> Result<Found, Error> {
-        match record.phase {
-            SandboxPhase::NotReady => Ok(Found::Gone),
-            SandboxPhase::Creating | SandboxPhase::Ready => self.find_shim(&record.id).await,
-        }
-    }
-
-    /// Connects to a shim. A live shim stays alive even if this runtime cannot talk to it: the shim may be of a later
-    /// version, or this process may lack a resource. A shim that no client can ever reach again is killed.
-    async fn find_shim(&self, id: &str) -> Result<Found, Error> {
-        let dir = self.records.sandbox_dir(id);
-        let timeouts = self.config.shim_timeouts;
-        match Shim::reach(&dir, timeouts).await {
-            Ok(shim_client::ConnectResult::Answers(shim, state)) => Ok(Found::Answers(shim, state)),
-            Ok(shim_client::ConnectResult::Silent(shim)) => {
-                warn!(sandbox = id, "the shim of a sandbox does not answer");
-                Ok(Found::Silent(shim))
-            }
-            // `WrongState`: the shim answers that it is shutting down.
-            Err(error)
-                if matches!(error.kind, ErrorKind::Gone | ErrorKind::Silent | ErrorKind::WrongState) =>
-            {
-                warn!(sandbox = id, %error, "the shim of a sandbox is gone");
-                Shim::kill_unreachable(&dir, timeouts).await;
-                Ok(Found::Gone)
-            }
-            Err(source) => Err(Error::Foreign { id: id.to_owned(), source }),
-        }
-    }
-
-    /// Undoes an incompletely created sandbox, or a sandbox without a readable record.
-    async fn undo_sandbox(&self, id: &str, found: Found) {
-        info!(sandbox = id, "undoing an incompletely created sandbox");
-        let ended = match found {
-            Found::Answers(shim, _) => shim.shutdown().await,
-            Found::Silent(shim) => shim.kill_shim().await,
-            Found::Gone => Ok(()),
-        };
-        if let Err(error) = ended {
-            warn!(sandbox = id, %error, "cannot end the shim of an incompletely created sandbox");
-        }
-        coracle_fault::point("recover.sandbox-shim");
-        if let Err(error) = self.network.del(id).await {
-            warn!(sandbox = id, %error, "cannot remove the network of an incompletely created sandbox");
-        }
-        coracle_fault::point("recover.sandbox-network");
-        let group = self.layout.own_pod(id);
-        self.cgroups.kill(&group).await;
-        let removed = self.cgroups.remove(&group).await;
-        self.cgroups.remove_shim(&self.layout.shim_of_pod(id)).await;
-        coracle_fault::point("recover.sandbox-cgroup");
-        for result in [removed, self.records.remove_sandbox(id)] {
-            if let Err(error) = result {
-                warn!(sandbox = id, error = error.chain(), "cannot undo an incompletely created sandbox");
-            }
-        }
-        coracle_fault::point("recover.sandbox-forgotten");
-    }
-
     /// Records transitions that happened while no runtime was running, in their order. Returns the last event number.
     fn number_missed(&self, mut missed: Vec<MissedTransition>) -> u64 {
         missed.sort_by_key(|missed| missed.at);
@@ -301,77 +181,6 @@ impl Recovery {
             self.containers.remove_layer(id);
         }
         Ok(missed)
-    }
-
-    /// Deletes a shim's containers without a readable record.
-    async fn delete_unknown(&self, found: &Found, known: &HashSet<String>) {
-        // If the shim does not respond, the monitor deletes the container when the shim responds again.
-        let Found::Answers(shim, state) = found else { return };
-        let ids = state.containers.iter().map(|reported| &reported.container_id);
-        for id in ids.filter(|id| !known.contains(*id)) {
-            if let Err(error) = shim.delete(id).await {
-                warn!(container = id, %error, "cannot delete a container without a record");
-            }
-        }
-    }
-
-    /// Thaws a container that was frozen for a checkpoint, and removes the incomplete checkpoint. If its CRIU still runs, a
-    /// task waits for the end of CRIU; until then the checkpoint counts as in progress.
-    async fn end_checkpoint(&self, container: &Arc<Container>) {
-        let layer = self.records.layer_dir(&container.id);
-        if !checkpoint::has_incomplete(&layer) {
-            return;
-        }
-        let freezer = self.cgroups.freezer(&container.record.cgroup);
-        let (id, looked) = (container.id.clone(), (freezer.clone(), layer.clone()));
-        // Runs off the async executor, because it reads all processes and removes files.
-        let work = coracle_threads::spawn_blocking(move || {
-            let (freezer, layer) = looked;
-            let is_at_work = checkpoint::is_criu_running(&layer);
-            if !is_at_work {
-                remove_checkpoint(&id, freezer.as_ref(), &layer);
-            }
-            is_at_work
-        });
-        if !work.await.unwrap_or_default() {
-            return;
-        }
-        info!(container = container.id, "a CRIU of an earlier runtime still works on a container");
-        let lock = Arc::clone(&container.removing).lock_owned().await;
-        let id = container.id.clone();
-        coracle_threads::spawn(async move {
-            if let Err(error) = checkpoint::criu_ended(&layer).await {
-                warn!(container = id, %error, "cannot wait for the end of CRIU");
-            }
-            let _gone =
-                coracle_threads::spawn_blocking(move || remove_checkpoint(&id, freezer.as_ref(), &layer))
-                    .await;
-            drop(lock);
-        });
-    }
-
-    /// Undoes an incompletely created container, or a container of a lost pod.
-    async fn undo_container(&self, record: &ContainerRecord, shim: Option<&Shim>) {
-        info!(container = record.id, "undoing an incompletely created container");
-        if let Some(shim) = shim
-            && let Err(error) = shim.delete(&record.id).await
-        {
-            warn!(container = record.id, %error, "cannot delete an incompletely created container");
-        }
-        coracle_fault::point("recover.container-deleted");
-        self.cgroups.kill(&record.cgroup).await;
-        let removed = self.cgroups.remove(&record.cgroup).await;
-        coracle_fault::point("recover.container-cgroup");
-        for result in [removed, self.records.remove_container(&record.id)] {
-            if let Err(error) = result {
-                warn!(
-                    container = record.id,
-                    error = error.chain(),
-                    "cannot undo an incompletely created container"
-                );
-            }
-        }
-        coracle_fault::point("recover.container-forgotten");
     }
 
     /// Adds a container to the table, in the state that its shim reports. Returns the container and its missed
@@ -478,20 +287,4 @@ impl Recovery {
             }
         });
     }
-}
-
-/// Thaws a container and removes its incomplete checkpoint.
-fn remove_checkpoint(id: &str, freezer: Option<&Freezer>, layer: &Path) {
-    if let Some(Err(error)) = freezer.map(Freezer::thaw) {
-        warn!(container = id, %error, "cannot thaw a container");
-    }
-    if let Err(error) = checkpoint::remove_incomplete(layer) {
-        let error = chain(&error);
-        warn!(container = id, error, "cannot remove an incomplete checkpoint");
-    }
-}
-
-/// Whether a stop of the pod was interrupted.
-fn is_stop_incomplete(record: &SandboxRecord) -> bool {
-    record.stopping && record.phase == SandboxPhase::Ready
 }

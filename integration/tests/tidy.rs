@@ -50,6 +50,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-any-certificate", &[]),
     ("coracle-backoff", &[]),
+    ("coracle-cipher-suites", &[]),
     ("coracle-error-chain", &[]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
@@ -157,6 +158,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-controlplane",
         &[
             "coracle-backoff",
+            "coracle-cipher-suites",
             "coracle-encryption",
             "coracle-sealing",
             "coracle-store",
@@ -172,6 +174,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         &[
             "coracle-any-certificate",
             "coracle-backoff",
+            "coracle-cipher-suites",
             "coracle-proto",
             "coracle-cni",
             "coracle-connections",

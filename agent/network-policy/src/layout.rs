@@ -21,8 +21,8 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use coracle_nft::{
-    AnonymousMap, BaseChain, DataType, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR,
-    Interval, Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict,
+    AnonymousMap, BaseChain, DataType, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV6_ADDR, Interval,
+    Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict,
 };
 
 use crate::connections::FORBIDDEN;
@@ -96,7 +96,8 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
         for is_ipv4 in [true, false] {
             let itself = Set::Itself(direction, is_ipv4);
             make_set(transaction, itself);
-            let ends = of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
+            let ends =
+                Rule::of_family(is_ipv4).source(is_ipv4, R0).destination(is_ipv4, R0 + registers(is_ipv4));
             transaction.rule(name, &ends.in_set(&set_name(itself)).accept());
         }
         add_dispatch(transaction, Tier::Namespaced, direction);
@@ -113,7 +114,7 @@ fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
     transaction.rule(name, &neighbour_discovery().accept());
     // No policy matches link-local addresses, so a pod could bypass policies with such addresses. Packets with these
     // addresses are dropped.
-    for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
+    for address in [Rule::of_family(false).source(false, R0), Rule::of_family(false).destination(false, R0)] {
         let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
         transaction.rule(name, &address.verdict(&Verdict::Drop));
     }
@@ -123,11 +124,11 @@ fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
 /// Rules that drop multicast and broadcast between pods. Every pod of a bridge receives such packets. Policies would
 /// not apply to them, because a pod's policies are found by its own address.
 fn to_groups() -> [Rule; 3] {
-    let [to_v4, to_v6] = [true, false].map(|is_ipv4| of_family(is_ipv4).destination(is_ipv4, R0));
+    let [to_v4, to_v6] = [true, false].map(|is_ipv4| Rule::of_family(is_ipv4).destination(is_ipv4, R0));
     [
         to_v4.between(R0, &GROUPS_V4.0.octets(), &GROUPS_V4.1.octets()).drop(),
         to_v6.between(R0, &GROUPS_V6.0.octets(), &GROUPS_V6.1.octets()).drop(),
-        of_family(true).destination_is_broadcast().drop(),
+        Rule::of_family(true).destination_is_broadcast().drop(),
     ]
 }
 
@@ -136,7 +137,7 @@ fn to_groups() -> [Rule; 3] {
 /// pod cannot use these ICMPv6 types to send data to other nodes.
 fn neighbour_discovery() -> Rule {
     const HOP_LIMIT: u32 = 7;
-    let link = of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
+    let link = Rule::of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
     let kind = link.meta(Meta::Transport, R0).equal(R0, &[ICMPV6]).payload(Header::Transport, 0, 1, R0);
     kind.between(R0, &[NEIGHBOURS.0], &[NEIGHBOURS.1])
 }
@@ -147,8 +148,8 @@ fn add_dispatch(transaction: &mut Transaction<'_>, tier: Tier, direction: Direct
         let isolated = Set::Isolated(tier, direction, is_ipv4);
         make_set(transaction, isolated);
         let pod = match direction {
-            Direction::Ingress => of_family(is_ipv4).destination(is_ipv4, R0),
-            Direction::Egress => of_family(is_ipv4).source(is_ipv4, R0),
+            Direction::Ingress => Rule::of_family(is_ipv4).destination(is_ipv4, R0),
+            Direction::Egress => Rule::of_family(is_ipv4).source(is_ipv4, R0),
         };
         transaction.rule(base(tier, direction), &pod.lookup_verdict(&set_name(isolated)));
     }
@@ -171,7 +172,7 @@ pub(crate) fn element(key: Key, group: Option<u64>) -> Element {
 }
 
 fn make_set(transaction: &mut Transaction<'_>, set: Set) {
-    let DataType { kind, length } = address_type(set.is_ipv4());
+    let DataType { kind, length } = DataType::address(set.is_ipv4());
     let (types, length): (&[u32], u32) = match set {
         Set::Isolated(..) | Set::Addresses(..) | Set::Blocks(..) => (&[kind], length),
         Set::Itself(..) => (&[kind, kind], 2 * length),
@@ -205,8 +206,8 @@ pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
 /// Matches packets of a peer: by their source for ingress, by their destination for egress.
 fn of_peer(peer: Peer, direction: Direction) -> Rule {
     let address = |is_ipv4| match direction {
-        Direction::Ingress => of_family(is_ipv4).source(is_ipv4, R0),
-        Direction::Egress => of_family(is_ipv4).destination(is_ipv4, R0),
+        Direction::Ingress => Rule::of_family(is_ipv4).source(is_ipv4, R0),
+        Direction::Egress => Rule::of_family(is_ipv4).destination(is_ipv4, R0),
     };
     match peer {
         Peer::In(set) => address(set.is_ipv4()).in_set(&set_name(set)),
@@ -248,17 +249,8 @@ fn set_of_ports(ports: &BTreeSet<(u8, u16)>) -> AnonymousMap {
     AnonymousMap { key: DataType::concatenated(&[INET_PROTO, INET_SERVICE], 8), value: None, elements }
 }
 
-fn of_family(is_ipv4: bool) -> Rule {
-    Rule::default().family(if is_ipv4 { 2 } else { 10 })
-}
-
-fn address_type(is_ipv4: bool) -> DataType {
-    let (kind, length) = if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) };
-    DataType { kind, length }
-}
-
 fn registers(is_ipv4: bool) -> u32 {
-    address_type(is_ipv4).length / 4
+    DataType::address(is_ipv4).length / 4
 }
 
 fn direction_name(direction: Direction) -> &'static str {

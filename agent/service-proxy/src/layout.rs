@@ -20,8 +20,7 @@
 use std::net::Ipv6Addr;
 
 use coracle_nft::{
-    BaseChain, DataType, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule,
-    SetSpec, Transaction,
+    BaseChain, DataType, Header, Hook, INET_PROTO, INET_SERVICE, MARK, Meta, R0, Rule, SetSpec, Transaction,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -97,20 +96,14 @@ pub(crate) fn name(map: Map, is_ipv4: bool) -> &'static str {
     }
 }
 
-/// Type of an address.
-pub(crate) fn address_type(is_ipv4: bool) -> DataType {
-    let (kind, length) = if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) };
-    DataType { kind, length }
-}
-
 /// Type of a target: an address and a port.
 pub(crate) fn target_type(is_ipv4: bool) -> DataType {
-    let address = address_type(is_ipv4);
+    let address = DataType::address(is_ipv4);
     DataType::concatenated(&[address.kind, INET_SERVICE], address.length + 4)
 }
 
 fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
-    let DataType { kind, length: address_length } = address_type(is_ipv4);
+    let DataType { kind, length: address_length } = DataType::address(is_ipv4);
     let (types, length): (&[u32], u32) = match map {
         Map::Services | Map::External | Map::Rejected | Map::Guarded => {
             (&[kind, INET_PROTO, INET_SERVICE], address_length + 8)
@@ -129,24 +122,20 @@ fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
     });
 }
 
-fn of_family(is_ipv4: bool) -> Rule {
-    Rule::default().family(if is_ipv4 { 2 } else { 10 })
-}
-
 fn registers(is_ipv4: bool) -> u32 {
-    address_type(is_ipv4).length / 4
+    DataType::address(is_ipv4).length / 4
 }
 
 /// Loads destination, protocol and port, the key of most maps.
 fn destination(is_ipv4: bool) -> Rule {
-    of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
+    Rule::of_family(is_ipv4).destination(is_ipv4, R0).protocol_and_port(R0 + registers(is_ipv4))
 }
 
 /// The rule that marks packets of clients outside the pod network for masquerading: the replies must come back through
 /// this node. `None` without a pod network.
 pub(crate) fn masquerade_outside(is_ipv4: bool, node: &NodeView) -> Option<Rule> {
     let pods: Vec<_> = node.pod_networks.iter().filter(|net| net.is_ipv4() == is_ipv4).collect();
-    let outside = pods.iter().fold(of_family(is_ipv4), |rule, net| rule.from(**net, true));
+    let outside = pods.iter().fold(Rule::of_family(is_ipv4), |rule, net| rule.from(**net, true));
     (!pods.is_empty()).then(|| outside.set_mark(MASQUERADE))
 }
 
@@ -188,7 +177,7 @@ fn local_ports(is_ipv4: bool, node: &NodeView) -> Vec<Rule> {
 /// Addresses that the node serves itself have no node ports either: otherwise a node port 53 would take over cluster
 /// DNS.
 fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
-    let rule = of_family(is_ipv4).destination_is_local();
+    let rule = Rule::of_family(is_ipv4).destination_is_local();
     let rule = match Ipv4Network::new_checked([127, 0, 0, 0].into(), 8) {
         Some(loopback) if is_ipv4 => rule.to(IpNetwork::V4(loopback), true),
         _ => rule.to(IpNetwork::from(std::net::IpAddr::V6(std::net::Ipv6Addr::LOCALHOST)), true),
@@ -206,7 +195,7 @@ fn checks(transaction: &mut Transaction<'_>, node: &NodeView) {
         }
         let addresses = destination(is_ipv4).lookup_verdict(name(Map::Rejected, is_ipv4));
         transaction.rule("check", &addresses);
-        let unused = of_family(is_ipv4).destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
+        let unused = Rule::of_family(is_ipv4).destination(is_ipv4, R0).in_set(name(Map::ClusterIps, is_ipv4));
         transaction.rule("check", &unused.reject());
     }
 }
@@ -229,13 +218,13 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     let marked = Rule::default().marked(MASQUERADE).clear_mark(MASQUERADE);
     transaction.rule(POSTROUTING, &marked.masquerade_randomly());
     for is_ipv4 in [true, false] {
-        let ends = of_family(is_ipv4).translated().source(is_ipv4, R0);
+        let ends = Rule::of_family(is_ipv4).translated().source(is_ipv4, R0);
         let ends = ends.destination(is_ipv4, R0 + registers(is_ipv4));
         transaction.rule(POSTROUTING, &ends.in_set(name(Map::Hairpin, is_ipv4)).masquerade_randomly());
     }
     // Without masquerading, a reply between pods of one bridge would take the direct path and bypass conntrack.
     for network in node.pod_networks.iter().filter(|_| node.bridge_bypasses_filters) {
-        let among = of_family(network.is_ipv4()).translated().from(*network, false).to(*network, false);
+        let among = Rule::of_family(network.is_ipv4()).translated().from(*network, false).to(*network, false);
         transaction.rule(POSTROUTING, &among.masquerade_randomly());
     }
 }
@@ -254,11 +243,11 @@ fn to_overlay_port(node: &NodeView) -> Option<Rule> {
 
 /// Rules that drop packets of pods.
 fn drop_of_pods(node: &NodeView) -> Vec<Rule> {
-    let of_pods = node.pod_networks.iter().map(|pods| of_family(pods.is_ipv4()).from(*pods, false));
+    let of_pods = node.pod_networks.iter().map(|pods| Rule::of_family(pods.is_ipv4()).from(*pods, false));
     // A pod with an IPv6 address can also send from its link-local address. Nodes never use link-local addresses for
     // the overlay.
     let has_local = node.pod_networks.iter().any(IpNetwork::is_ipv6);
-    let local = of_family(false).source(false, R0);
+    let local = Rule::of_family(false).source(false, R0);
     let local = local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
     of_pods.chain(has_local.then_some(local)).map(Rule::drop).collect()
 }
@@ -287,7 +276,7 @@ fn drop_unallocated(node: &NodeView) -> Vec<Rule> {
     let ranges = node.service_ranges.iter().filter(|range| !has_own_addresses(range, node));
     let rule = |range: &IpNetwork| {
         let served = node.served_here.iter().filter(|address| range.contains(**address));
-        let all = of_family(range.is_ipv4()).to(*range, false);
+        let all = Rule::of_family(range.is_ipv4()).to(*range, false);
         served.fold(all, |rule, address| rule.to(IpNetwork::from(*address), true)).drop()
     };
     ranges.map(rule).collect()
@@ -352,7 +341,7 @@ mod tests {
         let rules = drop_of_pods(&node);
         let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false).drop();
         assert_eq!((rules.len(), &rules[0]), (3, &of_ipv4));
-        let link_local = of_family(false).source(false, R0);
+        let link_local = Rule::of_family(false).source(false, R0);
         let link_local = link_local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
         assert_eq!(rules[2], link_local.drop());
         let port = Rule::default().meta(Meta::Transport, R0).equal(R0, &[17]);

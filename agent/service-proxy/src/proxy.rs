@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 
-use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, TableError, Transaction, Verb};
+use coracle_nft::{Attributes, Channel, DataType, Element, INET, SetSpec, TableError, Transaction, Verb};
 use coracle_services::ServiceState;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::flows::{self, Changed};
-use crate::layout::{self, address_type};
+use crate::layout;
 use crate::node_view::NodeView;
 use crate::plan::plan;
 use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, hash};
@@ -299,7 +299,7 @@ impl Proxy {
         for (name, affinity) in &difference.affinities {
             transaction.make_set(&SetSpec {
                 name,
-                key: address_type(affinity.is_ipv4),
+                key: DataType::address(affinity.is_ipv4),
                 dynamic: Some((affinity.timeout, CLIENTS_MAX)),
                 ..SetSpec::default()
             });

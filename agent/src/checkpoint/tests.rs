@@ -2,7 +2,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
+use tokio::sync::watch;
 
+use super::writer::{COLLECT, COLLECT_MAX, OPEN_RECORDS_MAX};
 use super::*;
 
 fn open(dir: &Path) -> Checkpoint {

@@ -6,7 +6,7 @@ use coracle_error_chain::chain;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::device_plugin as api;
 use coracle_proto::device_plugin::registration_server::{Registration, RegistrationServer};
-use coracle_values::names::qualified_name;
+use coracle_values::names::{is_extended_resource, qualified_name};
 use futures::future::{BoxFuture, FutureExt, TryFutureExt};
 use tokio::sync::{mpsc, oneshot};
 use tonic::transport::Server;
@@ -16,7 +16,6 @@ use super::plugin::{self, Plugin};
 use super::table::RESOURCES_MAX;
 use super::{DevicePlugins, sockets};
 use crate::dra::{DevicePluginHandler, Link, PluginEnd, WatchedPlugin};
-use crate::node::is_extended;
 
 /// The supported version of the API.
 const VERSION: &str = "v1beta1";
@@ -160,7 +159,7 @@ impl DevicePlugins {
 
 /// Whether a plugin can have a resource of this name. As upstream, the name must also be valid in a quota.
 fn is_valid(name: &str) -> bool {
-    is_extended(name) && qualified_name(&format!("requests.{name}")).is_empty()
+    is_extended_resource(name) && qualified_name(&format!("requests.{name}")).is_empty()
 }
 
 /// A text from a plugin, shortened and made printable for messages.

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use coracle_values::CollectMap;
+use coracle_values::names::is_extended_resource;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod};
-
-use crate::node::is_extended;
 
 /// Numbers of devices by resource.
 pub(super) type Numbers = BTreeMap<String, usize>;
@@ -62,7 +61,7 @@ pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
         mappings.any(|one| one.container_name == container.name && one.resource_name == resource)
     };
     let limits = container.resources.iter().flat_map(|resources| resources.limits.iter().flatten());
-    let extended = limits.filter(|(name, _)| is_extended(name) && !is_claimed(name));
+    let extended = limits.filter(|(name, _)| is_extended_resource(name) && !is_claimed(name));
     let numbers =
         extended.map(|(name, amount)| (name.clone(), usize::try_from(value_of(amount)).unwrap_or(0)));
     numbers.filter(|(_, number)| *number > 0).collect_map()

@@ -1,12 +1,14 @@
 //! Resources of device plugins, and the devices that pods have. Pure.
 
+mod health;
+mod hints;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use coracle_values::CollectMap;
-use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
 use serde::{Deserialize, Serialize};
 
-use super::choose::{Choice, DeviceHint, DeviceRequest, Devices, HintInputs, hints};
+use super::choose::{Choice, DeviceRequest, Devices};
 use super::{edits::Edits, requests::Request};
 use crate::node::{DeviceCount, DeviceCounts};
 
@@ -17,8 +19,6 @@ const FORGOTTEN_MAX: usize = 4096;
 /// Maximum number of the devices of all resources plus the number of their NUMA nodes. Each takes about 100 bytes of
 /// memory.
 const TOTAL_MAX: usize = 1 << 18;
-/// Maximum devices of one resource of a container in the status of the pod. The API server limits the size of a pod.
-const HEALTH_MAX: usize = 1000;
 
 /// A device in the list of a plugin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -374,84 +374,6 @@ impl Table {
         self.pods.get(owner.uid)?.containers.get(owner.container)?.get(resource)
     }
 
-    /// The health of a container's devices, for its status. Of many devices, only the unhealthy devices are reported.
-    pub(super) fn health(&self, owner: Owner<'_>) -> Vec<ResourceStatus> {
-        let container = self.pods.get(owner.uid).and_then(|pod| pod.containers.get(owner.container));
-        let one = |(name, allocation): (&String, &Allocation)| {
-            let known = self.resources.get(name);
-            let device = |id: &String| known.and_then(|resource| resource.devices.get(id));
-            let is_short = allocation.devices.len() <= HEALTH_MAX;
-            let all =
-                allocation.devices.keys().map(|id| (id, device(id).is_none_or(|device| device.is_healthy)));
-            let shown = all.filter(|(_, is_healthy)| is_short || !is_healthy).take(HEALTH_MAX);
-            let resources = shown.map(|(id, is_healthy)| {
-                let health = if is_healthy { "Healthy" } else { "Unhealthy" };
-                ResourceHealth {
-                    health: Some(health.to_owned()),
-                    resource_id: id.clone(),
-                    ..ResourceHealth::default()
-                }
-            });
-            ResourceStatus { name: name.clone(), resources: Some(resources.collect()) }
-        };
-        container.into_iter().flatten().map(one).collect()
-    }
-
-    /// All healthy devices, by resource.
-    pub(super) fn allocatable(&self) -> BTreeMap<String, Devices> {
-        let devices = |resource: &Resource| resource.healthy().map(own).collect_map();
-        self.resources.iter().map(|(name, resource)| (name.clone(), devices(resource))).collect_map()
-    }
-
-    /// Topology hints for a container's request on a machine with these NUMA nodes. None means no preference.
-    pub(super) fn hints(
-        &self,
-        owner: Owner<'_>,
-        want: &DeviceRequest,
-        machine: &[u32],
-    ) -> Option<Vec<DeviceHint>> {
-        let all = self.all(&want.resource)?;
-        let none = BTreeSet::new();
-        let inputs = match self.allocation(owner, &want.resource) {
-            // As upstream, the container keeps its devices, so the hints are for these only.
-            Some(allocation) => HintInputs { all: &all, free: &allocation.devices, reusable: &none },
-            None => {
-                let free = self.free(&want.resource);
-                return hints(
-                    want.count,
-                    machine,
-                    HintInputs { all: &all, free: &free, reusable: &want.reusable },
-                );
-            }
-        };
-        hints(want.count, machine, inputs)
-    }
-
-    /// Topology hints for a number of devices of a pod. The pod keeps the devices that it has. As upstream, if these
-    /// suffice, the hints are for these only.
-    pub(super) fn pod_hints(
-        &self,
-        uid: &str,
-        resource: &str,
-        count: usize,
-        machine: &[u32],
-    ) -> Option<Vec<DeviceHint>> {
-        let all = self.all(resource)?;
-        let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
-        let held = containers.filter_map(|resources| resources.get(resource));
-        let mut free: Devices = held.flat_map(|allocation| allocation.devices.clone()).collect_map();
-        if free.len() < count {
-            free.extend(self.free(resource));
-        }
-        hints(count, machine, HintInputs { all: &all, free: &free, reusable: &BTreeSet::new() })
-    }
-
-    /// All devices of a resource that is not removed.
-    fn all(&self, name: &str) -> Option<Devices> {
-        let resource = self.resources.get(name).filter(|resource| !resource.is_removed)?;
-        Some(resource.devices.iter().map(own).collect_map())
-    }
-
     /// Returns the request with the affinity of the container's reservation. Also returns the healthy devices that are
     /// free or reserved for the container, without those that the container reuses.
     fn open(&self, owner: Owner<'_>, want: &DeviceRequest) -> (DeviceRequest, Devices) {
@@ -496,6 +418,8 @@ fn own((id, device): (&String, &Device)) -> (String, Vec<i64>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::choose::DeviceHint;
+    use super::health::HEALTH_MAX;
     use super::*;
 
     const NAME: &str = "x.io/a";

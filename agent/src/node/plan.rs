@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use coracle_cni::Announcement;
 use coracle_values::CollectMap;
 use coracle_values::go::architecture;
+use coracle_values::names::is_extended_resource;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec,
@@ -170,7 +171,7 @@ pub(super) fn status_patch(
     put(&mut patch, "allocatable", &held.allocatable, &want.allocatable);
     if let Some(allocatable) = patch.get_mut("allocatable").and_then(Value::as_object_mut) {
         let removed =
-            held.allocatable.iter().flatten().map(|(name, _)| name).filter(|name| is_extended(name));
+            held.allocatable.iter().flatten().map(|(name, _)| name).filter(|name| is_extended_resource(name));
         for name in removed {
             allocatable.entry(name.clone()).or_insert(Value::Null);
         }
@@ -219,8 +220,8 @@ fn status(
 ) -> NodeStatus {
     // An administrator or a program may have added resources. As in the kubelet, the whole capacity of an extended
     // resource is allocatable.
-    let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended(name));
-    let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended(name));
+    let extended = held.capacity.iter().flatten().filter(|(name, _)| is_extended_resource(name));
+    let others = held.allocatable.iter().flatten().filter(|(name, _)| !is_extended_resource(name));
     let mut capacity = with_others(&properties.capacity, held.capacity.iter().flatten());
     let mut allocatable = with_others(&properties.allocatable, others.chain(extended));
     devices::add(&current_state.devices, &mut capacity, &mut allocatable);
@@ -257,11 +258,6 @@ fn with_others<'a>(
     others: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> BTreeMap<String, Quantity> {
     others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect_map()
-}
-
-/// Whether the resource is an extended resource. Source: upstream's `IsExtendedResourceName`.
-pub(crate) fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
 /// Status, reason and message of a condition.

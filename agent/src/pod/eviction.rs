@@ -10,26 +10,28 @@
 //! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
 
 mod disk;
+mod due_times;
 mod limits;
 mod machine;
 mod measured;
 mod measurement;
 mod plan;
 mod preempted;
+mod request;
 mod soft;
 mod stalls;
 mod trend;
 mod usage;
 
-use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 
 use super::NodeContext;
-use super::state::{EVICTED, PREEMPTING, TERMINATED, has_ended};
+use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::node::{DiskLevels, DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource};
 use disk::{DiskShortages, Found, Pace};
@@ -40,6 +42,7 @@ use measurement::{MeasuredPods, Measurement, measure};
 use plan::MeasuredPod;
 pub(crate) use plan::{grace, is_critical, is_limited, priority};
 pub(crate) use preempted::PreemptedPods;
+pub(crate) use request::{Evicted, EvictionCause, Evictions};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
 use trend::DiskTrend;
@@ -56,41 +59,6 @@ const END_LIMIT: Duration = Duration::from_secs(30);
 /// Grace period of an evicted pod in seconds, unless a soft threshold gives the pod a longer period. The value is the
 /// kubelet's.
 const MIN_GRACE: u32 = 1;
-/// The interval of a pod's measurements is at least this many times their duration, so that the measurements take at
-/// most 2 % of a processor.
-const MIN_INTERVAL_FACTOR: u32 = 50;
-
-/// Evictions that the pods' workers have not processed yet; cheap to clone.
-#[derive(Clone, Debug)]
-pub(crate) struct Evictions {
-    requested: Arc<Mutex<HashMap<String, Evicted>>>,
-    /// The uids of evicted pods, for pod sync, which wakes their workers.
-    woken: mpsc::UnboundedSender<String>,
-    /// The pods that end for critical pods.
-    preempted: PreemptedPods,
-}
-
-/// Why a pod is evicted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Evicted {
-    pub(crate) message: String,
-    pub(crate) cause: EvictionCause,
-    /// Grace period in seconds.
-    pub(crate) grace: u32,
-}
-
-/// What causes an eviction. The texts are eviction signals, for metrics.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EvictionCause {
-    /// The pod exceeded one of its limits.
-    Limit(&'static str),
-    /// The node is short of a resource.
-    Pressure(&'static str),
-    /// The machine shuts down.
-    Shutdown,
-    /// A critical pod needs the resources of the pod.
-    Preemption,
-}
 
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
 pub(crate) struct Eviction {
@@ -133,72 +101,6 @@ pub(crate) struct Eviction {
 /// The resource that evictions could not free in the last round. The resource is stored so that it is logged only once.
 #[derive(Debug, Default)]
 struct UnrelievedPressure(Option<&'static str>);
-
-// === impl EvictionCause ===
-
-impl EvictionCause {
-    /// The eviction signal. None for a shutdown and for a preemption, which are not evictions for Kubernetes.
-    pub(crate) fn signal(self) -> Option<&'static str> {
-        match self {
-            Self::Limit(signal) | Self::Pressure(signal) => Some(signal),
-            Self::Shutdown | Self::Preemption => None,
-        }
-    }
-
-    /// The reason in the pod's status.
-    pub(crate) fn reason(self) -> &'static str {
-        match self {
-            Self::Limit(_) | Self::Pressure(_) => EVICTED,
-            Self::Shutdown => TERMINATED,
-            Self::Preemption => PREEMPTING,
-        }
-    }
-
-    /// Whether the pod gets the condition `DisruptionTarget`.
-    pub(crate) fn is_disruption(self) -> bool {
-        !matches!(self, Self::Limit(_))
-    }
-}
-
-// === impl Evictions ===
-
-impl Evictions {
-    /// No evictions yet, and the receiver of the uids of evicted pods.
-    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<String>) {
-        let (woken, receiver) = mpsc::unbounded_channel();
-        (Self { requested: Arc::default(), woken, preempted: PreemptedPods::default() }, receiver)
-    }
-
-    /// The pods that end for critical pods.
-    pub(crate) fn preempted(&self) -> &PreemptedPods {
-        &self.preempted
-    }
-
-    /// The eviction of this pod, if it was requested. The eviction is returned once.
-    pub(crate) fn take(&self, uid: &str) -> Option<Evicted> {
-        self.lock().remove(uid)
-    }
-
-    /// Requests the eviction of this pod.
-    pub(super) fn request(&self, uid: &str, evicted: Evicted) {
-        self.lock().insert(uid.to_owned(), evicted);
-        // If the receiver is gone, pod sync has ended, and the agent ends, too.
-        let _ = self.woken.send(uid.to_owned());
-    }
-
-    fn is_empty(&self) -> bool {
-        self.lock().is_empty()
-    }
-
-    /// Removes evictions of pods that are not on this node any more.
-    fn retain(&self, keep: impl Fn(&str) -> bool) {
-        self.lock().retain(|uid, _| keep(uid));
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Evicted>> {
-        self.requested.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 // === impl Eviction ===
 
@@ -504,25 +406,5 @@ mod tests {
         let mut unrelieved = UnrelievedPressure::default();
         let rounds = ["inodes", "inodes", "ephemeral-storage"].map(|resource| unrelieved.is_new(resource));
         assert_eq!(rounds, [true, false, true]);
-    }
-
-    #[tokio::test]
-    async fn an_eviction_wakes_the_pod_and_is_taken_once() {
-        let (evictions, mut woken) = Evictions::new();
-        let evicted = Evicted {
-            message: "m".to_owned(),
-            cause: EvictionCause::Pressure("nodefs.available"),
-            grace: MIN_GRACE,
-        };
-        evictions.request("u", evicted.clone());
-        assert_eq!(woken.recv().await.as_deref(), Some("u"));
-        assert_eq!(evictions.take("other"), None);
-        assert!(!evictions.is_empty());
-        assert_eq!(evictions.take("u"), Some(evicted.clone()));
-        assert_eq!(evictions.take("u"), None);
-        assert!(evictions.is_empty());
-        evictions.request("gone", evicted);
-        evictions.retain(|uid| uid == "u");
-        assert_eq!(evictions.take("gone"), None);
     }
 }

@@ -4,20 +4,18 @@
 //! ends, or a timer is due.
 
 mod counts;
+mod event;
 mod eviction;
+mod job;
 mod policies;
 mod probes;
 mod reports;
 mod resize;
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures::StreamExt;
-use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::sync::{Notify, watch};
@@ -36,14 +34,13 @@ use super::status::{self, write::Update};
 use crate::event_recorder::Level;
 use crate::service_cache::LocalPod;
 use crate::volume::{self, Volumes};
+use event::{Event, Queue, next_event};
+use job::{RunningJob, job_end};
 use policies::AwaitedPolicies;
 use probes::{Probes, probe_results};
 
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
-
-/// Delay of events while a job runs: most of them are effects of the job, whose end starts a pass anyway.
-const JOB_EVENT_DELAY: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
 pub(crate) struct WorkerStart {
@@ -57,8 +54,6 @@ pub(crate) struct WorkerStart {
     /// When the node received the pod. None for a pod of an earlier agent.
     pub(crate) received: Option<Instant>,
 }
-
-type JobFuture = Pin<Box<dyn Future<Output = Result<(), Vec<ApplyError>>> + Send>>;
 
 struct Worker {
     node: Arc<NodeContext>,
@@ -89,21 +84,6 @@ struct Worker {
     finished: bool,
 }
 
-/// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start a pass.
-enum Event {
-    Report(Report),
-    Finding(Finding),
-    /// A container event, or a request of pod sync.
-    Woken,
-}
-
-/// Both ends of an unbounded queue. Jobs and probes hold clones of the sender. A queue of tokio would take 2 to 4 kB in
-/// each pod even if empty, because it allocates places for 32 items.
-struct Queue<T> {
-    sender: mpsc::UnboundedSender<T>,
-    receiver: mpsc::UnboundedReceiver<T>,
-}
-
 /// A status to be written.
 struct StatusChange {
     /// The status that the API is known to have.
@@ -111,18 +91,6 @@ struct StatusChange {
     status: PodStatus,
     /// Whether the Pod object is deleted after the write.
     delete: bool,
-}
-
-/// A job that is running.
-struct RunningJob {
-    future: JobFuture,
-    interrupt: CancellationToken,
-    /// The kubelet's name of the sync: `create`, `sync` or `kill`.
-    operation: &'static str,
-    /// Begin of the sync.
-    begun: Instant,
-    /// Grace period in seconds that the job applies to the ending pod. None if the job does not end the pod.
-    grace: Option<i64>,
 }
 
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
@@ -182,31 +150,6 @@ pub(crate) async fn run(start: Box<WorkerStart>) {
     }
 }
 
-/// The next event besides the end of a job. Cancel safe: nothing is taken before the function returns.
-async fn next_event(
-    reports: &mut mpsc::UnboundedReceiver<Report>,
-    findings: &mut mpsc::UnboundedReceiver<Finding>,
-    wake: &Notify,
-    has_job: bool,
-) -> Event {
-    if has_job {
-        tokio::time::sleep(JOB_EVENT_DELAY).await;
-    }
-    tokio::select! {
-        Some(report) = reports.next() => Event::Report(report),
-        Some(finding) = findings.next() => Event::Finding(finding),
-        () = wake.notified() => Event::Woken,
-    }
-}
-
-/// Waits for the end of the running job. Pending if no job is running.
-async fn job_end(job: &mut Option<RunningJob>) -> Result<(), Vec<ApplyError>> {
-    match job {
-        Some(job) => job.future.as_mut().await,
-        None => std::future::pending().await,
-    }
-}
-
 /// The start time of a pod's status, or now in whole seconds, as in the API.
 pub(crate) fn start_time(pod: &Pod) -> Timestamp {
     let started = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
@@ -222,32 +165,6 @@ async fn sleep_until(due: Option<Timestamp>) {
     let left = Duration::try_from(due - Timestamp::now()).unwrap_or_default();
     // The margin of 2 ms makes sure that the deadline is over when the plan checks it.
     tokio::time::sleep(left + Duration::from_millis(2)).await;
-}
-
-// === impl Queue ===
-
-impl<T> Queue<T> {
-    fn new() -> Self {
-        let (sender, receiver) = mpsc::unbounded();
-        Self { sender, receiver }
-    }
-}
-
-// === impl RunningJob ===
-
-impl RunningJob {
-    /// Interrupts the job if the pod now has to end, or has to end within a shorter grace period.
-    fn shorten_grace(&mut self, desired: Option<i64>) {
-        let is_shorter = match (desired, self.grace) {
-            (Some(_), None) => true,
-            (Some(desired), Some(current)) => desired < current,
-            (None, _) => false,
-        };
-        if is_shorter {
-            self.grace = desired;
-            self.interrupt.cancel();
-        }
-    }
 }
 
 // === impl Worker ===
@@ -501,19 +418,6 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test]
-    async fn events_are_delayed_while_a_job_runs() {
-        let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
-        wake.notify_one();
-        let begin = std::time::Instant::now();
-        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
-        assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_EVENT_DELAY);
-        wake.notify_one();
-        // The next event comes at once: the future is ready at the first poll.
-        let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, false);
-        assert!(futures::FutureExt::now_or_never(event).is_some());
-    }
 
     #[test]
     fn a_waiting_worker_takes_little_memory() {

@@ -131,7 +131,7 @@ async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
     // The node may have run with another range of Services than this command assumes.
     let recorded = std::fs::read_to_string(coracle_agent::dns_record(&node.dirs.run)).unwrap_or_default();
     let recorded = recorded.lines().filter_map(|line| line.parse().ok());
-    for address in node.served_here().into_iter().chain(recorded) {
+    for address in node.dns.served_here().into_iter().chain(recorded) {
         coracle_cni::remove_host_address(address).await?;
     }
     removed

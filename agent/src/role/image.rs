@@ -79,8 +79,8 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
         Some(_) => Store::Running(control::images(&dirs.run).await?),
         None => {
             let mut config = ImagesConfig::new(&dirs.state);
-            let node = settings.node();
-            (config.registry_config_dir, config.pinned) = (node.registry_config_dir, node.pinned_images);
+            let images = settings.node().images;
+            (config.registry_config_dir, config.pinned) = (images.registry_config_dir, images.pinned);
             Store::Here(Images::open(config).await.context("cannot open the image store")?)
         }
     };

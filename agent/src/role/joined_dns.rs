@@ -36,14 +36,14 @@ struct JoinedDns {
 /// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
 /// next starts, because running pods keep the address, and because the API server may be unreachable then.
 pub(super) async fn learn(node: &mut Node, client: &Client) {
-    if !node.derives_dns() {
+    if !node.dns.is_address_derived() {
         return;
     }
     let record = node.dirs.state.join("join/cluster-dns");
     if let Some(dns) = stored_or_asked(&record, client).await {
-        node.cluster_dns = dns.addresses;
+        node.dns.addresses = dns.addresses;
         if dns.is_served_by_pods {
-            node.leave_dns_to_pods();
+            node.dns.leave_to_pods();
         }
     }
 }

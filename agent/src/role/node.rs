@@ -27,8 +27,8 @@ pub(crate) struct OpenRuntime {
 /// exec, attach and port-forward; the kubelet API needs no such address.
 pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<OpenRuntime> {
     let mut images = ImagesConfig::new(&node.dirs.state);
-    images.registry_config_dir.clone_from(&node.registry_config_dir);
-    images.pinned.clone_from(&node.pinned_images);
+    images.registry_config_dir.clone_from(&node.images.registry_config_dir);
+    images.pinned.clone_from(&node.images.pinned);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = Network::open(NetworkConfig {
         conf_dir: node.cni.conf_dir.clone(),
@@ -38,7 +38,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         bridge: node.bridge.clone(),
         table: node.nft_table.clone(),
         mtu: node.mtu,
-        served: node.served_here(),
+        served: node.dns.served_here(),
         check_sources: node.cni.check_sources,
     });
     let network = network.await.context("cannot open the pod network")?;
@@ -116,22 +116,22 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         healthz: node.healthz,
         node_ips: node.ips.clone(),
         overlay: node.overlay.clone(),
-        resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
+        resolv_conf: node.dns.resolv_conf.clone().unwrap_or_default(),
         max_pods: node.max_pods,
         pod_pids_limit: node.pod_pids_limit,
         pod_policy: node.pod_policy.clone(),
-        cluster_dns: node.cluster_dns.clone(),
+        cluster_dns: node.dns.addresses.clone(),
         service_proxy: node.service_proxy.clone(),
         tables: TableNames {
             services: crate::settings::service_table(&node.nft_table),
             policies: crate::settings::policy_table(&node.nft_table),
         },
         network_policy_table: node.network_policy_table.clone(),
-        dns: node.serve_dns.then(|| DnsConfig {
-            resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
-            stub_domains: node.dns_stub_domains.clone(),
+        dns: node.dns.is_served.then(|| DnsConfig {
+            resolv_conf: node.dns.resolv_conf.clone().unwrap_or_default(),
+            stub_domains: node.dns.stub_domains.clone(),
         }),
-        cluster_domain: node.cluster_domain.clone(),
+        cluster_domain: node.dns.domain.clone(),
         register_node: node.register,
         node_labels: node.labels.clone(),
         node_taints: node.taints.clone(),
@@ -150,9 +150,9 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         client_ca: credentials.client_ca,
         tls: node.serving.tls.clone(),
         handlers: node.serving.handlers,
-        image_gc: node.image_gc,
-        image_verification: node.image_verification.clone(),
-        credential_providers: node.credential_providers.clone(),
+        image_gc: node.images.gc,
+        image_verification: node.images.verification.clone(),
+        credential_providers: node.images.credential_providers.clone(),
         flags: node.shown.flags.clone(),
         feature_metrics: Arc::clone(&node.shown.feature_metrics),
     }

@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use coracle_proto::cri::{CpuUsage, MemoryUsage, UInt64Value};
+use coracle_values::metric_label::escaped;
 use http::{Response, StatusCode};
 use jiff::Timestamp;
 
@@ -179,13 +180,9 @@ fn of_pods(pods: &[PodUsage]) -> String {
     out
 }
 
+/// The labels of a pod. Another client of the runtime may use any name.
 fn labels(pod: &PodUsage) -> String {
     format!("namespace=\"{}\",pod=\"{}\"", escaped(&pod.namespace), escaped(&pod.name))
-}
-
-/// Escapes the value of a label: another client of the runtime may use any name.
-fn escaped(text: &str) -> String {
-    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// A metric with its samples. A metric without samples is left out.

@@ -20,7 +20,13 @@ use super::value::{ByteSize, Fraction, GoDuration, Percent, PortRange, SniCertKe
 #[cfg(feature = "controlplane")]
 mod audit;
 #[cfg(feature = "controlplane")]
+mod authentication;
+#[cfg(feature = "controlplane")]
 mod checked;
+#[cfg(feature = "controlplane")]
+mod etcd;
+#[cfg(feature = "controlplane")]
+mod serving;
 
 #[cfg(feature = "controlplane")]
 pub(crate) use checked::ControlPlane;

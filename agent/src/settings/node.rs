@@ -1,16 +1,19 @@
 //! Settings of a node.
 
 mod checked;
+mod directories;
+mod dns;
+mod images;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, AllowedSysctl, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy,
-    ImageVerification, PodPolicy, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
+    AllowedImages, AllowedSysctl, CpuSet, EvictionThresholds, PodPolicy, ServiceProxyConfig, ShutdownPeriods,
+    StaticPodSources,
 };
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
@@ -25,8 +28,8 @@ use super::value::{
     ByteSize, CountOrAll, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
 };
 use super::{
-    Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay, pod_policy,
-    reports, resource_managers, serving, shutdown, static_pods,
+    Dirs, Serving, address_or_port, cgroup, image_pull, labels, nri, overlay, pod_policy, reports,
+    resource_managers, serving, shutdown, static_pods,
 };
 pub(crate) use checked::{Node, ShownSettings};
 
@@ -287,26 +290,8 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
-/// The directory in which drivers register. A node with the default state directory uses the kubelet's directory,
-/// because the Helm charts of drivers mount it. A node with another state directory has its own directory.
-fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
-    let is_default = state == Path::new(super::DEFAULT_STATE_DIR);
-    let root = if is_default { Path::new("/var/lib/kubelet") } else { state };
-    let set = settings.plugin_registry_dir.as_deref();
-    set.map_or_else(|| Ok(root.join("plugins_registry")), absolute)
-}
-
-fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
-    let set = settings.local_volume_dir.as_deref();
-    set.map_or_else(|| absolute(&state.join("local-volumes")), absolute)
-}
-
 /// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
-
-/// Garbage collection of images, their verification, and the credential providers. `None` for invalid settings.
-type ImageSettings =
-    (Option<ImageGcPolicy>, Option<ImageVerification>, Option<Option<CredentialProviderPaths>>);
 
 /// Static pods, periods of pods at a shutdown, thresholds of evictions, and the settings of all pods. `None` for invalid
 /// settings.
@@ -320,7 +305,7 @@ impl NodeSettings {
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
-        let (image_gc, image_verification, credential_providers) = self.images(sources);
+        let (images, dns) = (self.images(sources), self.dns());
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let (static_pods, shutdown_periods, eviction, pod_policy) = self.pods(sources);
         let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
@@ -345,14 +330,9 @@ impl NodeSettings {
             provider_id: self.provider_id,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
-            serve_dns: self.serve_dns.unwrap_or(self.cluster_dns.is_empty()),
-            dns_stub_domains: stub_domains(self.dns_stub_domains),
+            dns,
             explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
-            derived_dns: false,
-            cluster_dns: self.cluster_dns,
-            cluster_domain: self.cluster_domain,
-            resolv_conf: self.resolv_conf.0,
             bridge: self.bridge,
             nft_table: self.nft_table,
             mtu: self.mtu,
@@ -366,11 +346,7 @@ impl NodeSettings {
             eviction: eviction?,
             shutdown_periods: shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
-            image_gc: image_gc?,
-            image_verification: image_verification?,
-            pinned_images: self.pinned_image,
-            registry_config_dir: self.registry_config_dir,
-            credential_providers: credential_providers?,
+            images: images?,
             nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &dirs.run),
             log_max_size: self.container_log_max_size.0,
             log_max_files: self.container_log_max_files,
@@ -380,15 +356,6 @@ impl NodeSettings {
         })
     }
 
-    /// Garbage collection of images, and the access to images.
-    fn images(&self, sources: &mut Sources) -> ImageSettings {
-        (
-            sources.take(image_gc::decide(self)),
-            sources.take(image_pull::decide(self)),
-            sources.take(image_pull::credential_providers(self)),
-        )
-    }
-
     fn pods(&self, sources: &mut Sources) -> PodSettings {
         (
             sources.take(static_pods::decide(self)),
@@ -396,12 +363,6 @@ impl NodeSettings {
             sources.take(eviction::decide(self)),
             sources.take(pod_policy::decide(self)),
         )
-    }
-
-    /// The directories of logs, of local volumes, and of the registrations of drivers.
-    fn directories(&self, state: &Path, sources: &mut Sources) -> [Option<PathBuf>; 3] {
-        let all = [absolute(&self.pod_log_dir), local_volumes(self, state), plugin_registry(self, state)];
-        all.map(|directory| sources.take(directory))
     }
 
     fn cni(&self) -> Cni {
@@ -424,18 +385,6 @@ impl NodeSettings {
 /// The address, unless its port is 0.
 fn served(address: SocketAddr) -> Option<SocketAddr> {
     Some(address).filter(|address| address.port() != 0)
-}
-
-/// The servers by domain, in their order.
-fn stub_domains(all: Vec<StubServer>) -> Vec<StubDomain> {
-    let mut domains: Vec<StubDomain> = Vec::new();
-    for StubServer(domain, server) in all {
-        match domains.iter_mut().find(|known| known.domain == domain) {
-            Some(known) => known.servers.push(server),
-            None => domains.push(StubDomain { domain, servers: vec![server] }),
-        }
-    }
-    domains
 }
 
 /// Name of the nftables table of Services, beside the node's own table.

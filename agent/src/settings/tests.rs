@@ -292,7 +292,7 @@ fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     };
     let shown = |node: &Node| {
         assert_eq!(node.network_policy_table.is_some(), node.service_proxy.is_some());
-        (node.serve_dns, node.service_proxy.is_some(), node.cluster_dns.len())
+        (node.dns.is_served, node.service_proxy.is_some(), node.dns.addresses.len())
     };
     let mut default = node("");
     assert_eq!(shown(&default), (true, true, 1), "a joined node");

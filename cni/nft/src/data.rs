@@ -4,6 +4,17 @@ use std::net::IpAddr;
 
 use crate::message::Attributes;
 
+/// `TYPE_IPADDR`: the nft tool uses such types to print the keys and values of a set.
+pub const IPV4_ADDR: u32 = 7;
+/// `TYPE_IP6ADDR`.
+pub const IPV6_ADDR: u32 = 8;
+/// `TYPE_INET_PROTOCOL`.
+pub const INET_PROTO: u32 = 12;
+/// `TYPE_INET_SERVICE`.
+pub const INET_SERVICE: u32 = 13;
+/// `TYPE_MARK`: a number in host byte order.
+pub const MARK: u32 = 19;
+
 /// A verdict on a packet (nft(8), "Verdict statement").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
@@ -31,6 +42,12 @@ pub struct DataType {
 // === impl DataType ===
 
 impl DataType {
+    /// The type of an address of IPv4 or IPv6.
+    #[must_use]
+    pub const fn address(is_ipv4: bool) -> Self {
+        if is_ipv4 { Self { kind: IPV4_ADDR, length: 4 } } else { Self { kind: IPV6_ADDR, length: 16 } }
+    }
+
     /// The type of concatenated fields. Each field is padded to a multiple of four bytes; `length` includes the padding.
     #[must_use]
     pub fn concatenated(kinds: &[u32], length: u32) -> Self {

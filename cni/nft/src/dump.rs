@@ -5,7 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use crate::element::{Element, Key};
-use crate::message::{Attributes, BODY, Channel, NLMSG_ERROR, Verb, attributes, errno_of, kind_of};
+use crate::message::{Attributes, BODY, Channel, NLMSG_ERROR, Verb, attributes, errno_of, kind_of, member};
 
 /// Maximum elements of all sets together.
 const ELEMENTS_MAX: usize = 1 << 20;
@@ -98,8 +98,4 @@ fn members(message: &[u8]) -> Vec<Element> {
 
 fn text(of: &[u8], kind: u16) -> Option<&str> {
     std::str::from_utf8(member(of, kind)?).ok().map(|text| text.trim_end_matches('\0'))
-}
-
-fn member(of: &[u8], kind: u16) -> Option<&[u8]> {
-    attributes(of).find(|(other, _)| *other == kind).map(|(_, value)| value)
 }

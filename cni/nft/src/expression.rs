@@ -99,6 +99,12 @@ impl Rule {
         self.push("meta", Attributes::default().number(1, into).number(2, key as u32))
     }
 
+    /// Matches packets of IPv4 or IPv6.
+    #[must_use]
+    pub fn of_family(is_ipv4: bool) -> Self {
+        Self::default().family(if is_ipv4 { 2 } else { 10 })
+    }
+
     /// Matches packets of the address family: `NFPROTO_IPV4` or `NFPROTO_IPV6`.
     #[must_use]
     pub fn family(self, number: u8) -> Self {

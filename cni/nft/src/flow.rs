@@ -9,7 +9,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::message::{
-    Attributes, BODY, Channel, NLMSG_ERROR, Request, attributes, errno_of, kind_of, messages, number_of,
+    Attributes, BODY, Channel, NLMSG_ERROR, Request, errno_of, kind_of, member, messages, number_of,
 };
 
 /// `NFNL_SUBSYS_CTNETLINK`, and its messages (`linux/netfilter/nfnetlink_conntrack.h`).
@@ -299,10 +299,6 @@ fn address(tuple: &[u8], end: u16) -> Option<IpAddr> {
         (_, Some(v6)) => Some(Ipv6Addr::from(<[u8; 16]>::try_from(v6).ok()?).into()),
         _ => None,
     }
-}
-
-fn member(of: &[u8], kind: u16) -> Option<&[u8]> {
-    attributes(of).find(|(other, _)| *other == kind).map(|(_, value)| value)
 }
 
 #[cfg(test)]

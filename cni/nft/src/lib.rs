@@ -20,7 +20,7 @@ mod message;
 mod transaction;
 mod watch;
 
-pub use data::{DataType, Verdict, octets};
+pub use data::{DataType, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Verdict, octets};
 pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
 pub use error::TableError;
@@ -32,7 +32,5 @@ pub use message::{
     Attributes, BODY, BRIDGE, Batch, Channel, INET, NLMSG_ERROR, Verb, attributes, errno_of, kind_of,
     messages, number_of,
 };
-pub use transaction::{
-    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction,
-};
+pub use transaction::{BaseChain, SetSpec, Transaction};
 pub use watch::Monitor;

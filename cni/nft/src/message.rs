@@ -403,6 +403,11 @@ pub fn messages(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
     })
 }
 
+/// The value of the first attribute of this type.
+pub(crate) fn member(of: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes(of).find(|(other, _)| *other == kind).map(|(_, value)| value)
+}
+
 /// Attributes with their types, up to the first incomplete one.
 pub fn attributes(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {

@@ -7,16 +7,6 @@ use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
 use crate::message::{Attributes, Batch, INET, Verb};
 
-/// `TYPE_IPADDR`: the nft tool uses such types to print the keys and values of a set.
-pub const IPV4_ADDR: u32 = 7;
-/// `TYPE_IP6ADDR`.
-pub const IPV6_ADDR: u32 = 8;
-/// `TYPE_INET_PROTOCOL`.
-pub const INET_PROTO: u32 = 12;
-/// `TYPE_INET_SERVICE`.
-pub const INET_SERVICE: u32 = 13;
-/// `TYPE_MARK`: a number in host byte order.
-pub const MARK: u32 = 19;
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 

@@ -10,7 +10,8 @@ use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
-use super::{Attachment, Network, State, parameters};
+use super::attachment::parameters;
+use super::{Attachment, Network, State};
 use crate::attachment_cache::{Cache, Entry};
 use crate::bridge;
 use crate::error::Error;

@@ -8,7 +8,8 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 use serde_json::Value;
 
-use super::{Attachment, Network, parameters};
+use super::attachment::parameters;
+use super::{Attachment, Network};
 use crate::error::Error;
 use crate::host_local;
 use crate::invoke::{Call, Parameters};

@@ -2,7 +2,8 @@
 
 use coracle_nft::{Element, Key, Meta, R0, Rule, Value};
 
-use super::{Mapping, compared, interface};
+use super::Mapping;
+use super::packet_match::{compared, interface};
 use crate::port_condition::{Condition, Subject};
 use crate::ports::Protocol;
 

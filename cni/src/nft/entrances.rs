@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use coracle_nft::Rule;
 use ipnetwork::IpNetwork;
 
-use super::{Table, V4, V6};
+use super::Table;
+use super::family::{V4, V6};
 
 /// Base chains with these rules.
 const CHAINS: [&str; 2] = ["prerouting", "output"];

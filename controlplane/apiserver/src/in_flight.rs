@@ -6,6 +6,10 @@
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's
 //! requests on all priority levels together. `flow_control` limits the total.
 
+mod capacity;
+mod connections;
+mod memory;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,6 +23,10 @@ use crate::{
     unread_bytes::{Reader, UnreadBytes},
     webhook_connections::{WebhookConnections, WebhookPermit},
 };
+use capacity::{PER_FREE_BYTE, SharedCapacity};
+pub(crate) use connections::StreamPermit;
+pub(crate) use memory::BodyMemory;
+use memory::reserved;
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
@@ -62,18 +70,6 @@ const MAX_COPIES_BYTES: usize = 64 << 20;
 const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
 /// The copies of a list do not count if they have at most this many bytes.
 const SMALL_COPIES_BYTES: usize = 256 << 10;
-/// Maximum memory of one owner, as a multiple of the free memory: at most three quarters of the total.
-const PER_FREE_BYTE: usize = 3;
-/// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number of
-/// connections from the API server, and one user must not use up the connections of other users.
-const MAX_STREAMS_OF_NODE: usize = 512;
-/// Key of the connections to pods, Services and aggregated servers in the map of kubelet connections. No node has an
-/// empty name.
-const PROXIED: &str = "";
-/// Key of the connections to all kubelets in this map. No node has this name.
-const ALL_KUBELETS: &str = " ";
-/// Bytes of a body that are always accepted.
-const SMALL_BODY_BYTES: usize = 64 << 10;
 
 /// The requests in flight.
 pub(crate) struct InFlight {
@@ -99,35 +95,6 @@ pub(crate) struct InFlight {
     max_proxied: usize,
     max_kubelet_clients: usize,
     webhooks: WebhookConnections,
-}
-
-/// The permission for a connection to a server of the cluster. Dropping it releases the slot. Empty for users without
-/// a limit.
-#[derive(Default)]
-pub(crate) struct StreamPermit {
-    _streams: Vec<OwnedStream>,
-}
-
-struct OwnedStream {
-    streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
-    node: String,
-    owner: String,
-}
-
-/// Memory (bytes) or connections (number) that users or webhooks share. An owner that uses a large part must leave some
-/// capacity for other owners.
-#[derive(Clone)]
-struct SharedCapacity {
-    bytes: usize,
-    /// The part that each owner always gets, even if the total then exceeds `bytes`.
-    granted: usize,
-    reserved: Arc<Mutex<Reserved>>,
-}
-
-#[derive(Default)]
-struct Reserved {
-    total: usize,
-    owners: HashMap<String, usize>,
 }
 
 #[derive(Default)]
@@ -156,15 +123,6 @@ struct CountedWatch {
     _selectors: BodyMemory,
 }
 
-/// Memory for the body of one request or response, for the selectors of a watch, or for a request that is not
-/// authenticated yet. Dropping it releases the memory.
-#[derive(Default)]
-pub(crate) struct BodyMemory {
-    /// The shared memory and the owner of this part.
-    shared: Option<(SharedCapacity, String)>,
-    bytes: usize,
-}
-
 /// Whether a request is long-running, by verb and subresource as upstream: a watch, a log or a stream. A backup counts
 /// as long-running, too.
 pub(crate) fn is_long_running(info: &RequestInfo) -> bool {
@@ -182,10 +140,9 @@ impl InFlight {
         let of_user = max.map(|max| (max / 2).max(1));
         let [bodies, responses, copies] =
             [MAX_BODIES_BYTES, MAX_RESPONSES_BYTES, MAX_COPIES_BYTES].map(SharedCapacity::new);
-        let granting = |max: usize, granted: usize| SharedCapacity { granted, ..SharedCapacity::new(max) };
-        let selectors = granting(MAX_SELECTORS_BYTES, GRANTED_SELECTORS_BYTES);
+        let selectors = SharedCapacity::granting(MAX_SELECTORS_BYTES, GRANTED_SELECTORS_BYTES);
         let [unauthenticated, unknown] = [MAX_UNAUTHENTICATED_BYTES, MAX_UNKNOWN_BYTES]
-            .map(|max| granting(max, GRANTED_WITHOUT_CREDENTIALS));
+            .map(|max| SharedCapacity::granting(max, GRANTED_WITHOUT_CREDENTIALS));
         Self {
             of_user,
             of_all: [usize::MAX; 2],
@@ -269,7 +226,7 @@ impl InFlight {
 
     /// Memory for a body that a user sends.
     pub(crate) fn body(&self, user: &str) -> BodyMemory {
-        BodyMemory { shared: Some((self.bodies.clone(), owner(user).to_owned())), bytes: 0 }
+        BodyMemory::of(&self.bodies, owner(user))
     }
 
     /// Reserves memory for a request of `bytes` bytes until it is authenticated, or refuses the request.
@@ -280,25 +237,14 @@ impl InFlight {
     /// Memory for a request that authentication has refused, or that is anonymous. It replaces `memory`, which the
     /// request had before. `None` if too little memory is free.
     pub(crate) fn unknown(&self, memory: &BodyMemory) -> Option<BodyMemory> {
-        let Some((_, source)) = &memory.shared else { return Some(BodyMemory::default()) };
-        reserved(&self.unknown, source, memory.bytes).ok()
+        let Some(source) = memory.owner() else { return Some(BodyMemory::default()) };
+        reserved(&self.unknown, source, memory.bytes()).ok()
     }
 
     /// Bytes of the requests of unknown clients.
     #[cfg(test)]
     pub(crate) fn unknown_bytes(&self) -> usize {
         self.unknown.lock().total
-    }
-
-    /// Reserves a connection to the kubelet of a node.
-    pub(crate) fn stream(&self, user: &User, node: &str) -> Result<StreamPermit> {
-        let limits = [(ALL_KUBELETS, self.max_kubelet_clients), (node, MAX_STREAMS_OF_NODE)];
-        self.connection(user, &limits)
-    }
-
-    /// Reserves a connection to a pod, a Service or an aggregated server.
-    pub(crate) fn proxied(&self, user: &User) -> Result<StreamPermit> {
-        self.connection(user, &[(PROXIED, self.max_proxied)])
     }
 
     /// Waits for a connection to a webhook on a host, for a request of an owner. `None` if too many calls wait.
@@ -312,39 +258,19 @@ impl InFlight {
         Self { webhooks: WebhookConnections::with_limits(max_used, max_waiting), ..self }
     }
 
-    /// Reserves a connection in each of the limits: a key of the map, and the maximum number of connections.
-    fn connection(&self, user: &User, limits: &[(&str, usize)]) -> Result<StreamPermit> {
-        if user.is_in("system:masters") {
-            return Ok(StreamPermit::default());
-        }
-        let streams = limits.iter().map(|(key, most)| self.owned_stream(owner(&user.name), key, *most));
-        // If one limit is reached, the reservations in the other limits are dropped.
-        Ok(StreamPermit { _streams: streams.collect::<Result<_>>()? })
-    }
-
-    fn owned_stream(&self, owner: &str, key: &str, most: usize) -> Result<OwnedStream> {
-        let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        if !nodes.entry(key.to_owned()).or_insert_with(|| SharedCapacity::new(most)).reserve(owner, 1) {
-            return Err(ApiError::too_many_requests());
-        }
-        drop(nodes);
-        Ok(OwnedStream { streams: self.streams.clone(), node: key.to_owned(), owner: owner.to_owned() })
-    }
-
     /// Reserves memory for the copies of a list's objects in another version, or refuses the list.
     pub(crate) fn copies(&self, user: &str, bytes: usize) -> Result<BodyMemory> {
         if bytes <= SMALL_COPIES_BYTES {
             return Ok(BodyMemory::default());
         }
-        let shared = Some((self.copies.clone(), owner(user).to_owned()));
-        let mut memory = BodyMemory { shared, bytes: 0 };
+        let mut memory = BodyMemory::of(&self.copies, owner(user));
         memory.grow(bytes.min(MAX_LIST_COPIES_BYTES))?;
         Ok(memory)
     }
 
     /// Memory for the response of a webhook. Its own limit prevents that webhooks use up the memory of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
-        BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
+        BodyMemory::of(&self.responses, host)
     }
 }
 
@@ -364,17 +290,6 @@ pub(crate) fn requester(user: &str) -> &str {
 /// The owner of a user's requests in shared queues. Empty for members of `system:masters`.
 pub(crate) fn queued_owner(user: &User) -> &str {
     if user.is_in("system:masters") { "" } else { requester(&user.name) }
-}
-
-/// Memory of an owner, if enough is free.
-fn reserved(memory: &SharedCapacity, owner: &str, bytes: usize) -> Result<BodyMemory> {
-    if bytes == 0 {
-        return Ok(BodyMemory::default());
-    }
-    if !memory.reserve(owner, bytes) {
-        return Err(ApiError::too_many_requests());
-    }
-    Ok(BodyMemory { shared: Some((memory.clone(), owner.to_owned())), bytes })
 }
 
 fn lock(counts: &Mutex<Counts>) -> MutexGuard<'_, Counts> {
@@ -419,89 +334,11 @@ impl Drop for CountedWatch {
     }
 }
 
-// === impl OwnedStream ===
-
-impl Drop for OwnedStream {
-    fn drop(&mut self) {
-        let mut nodes = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(of_node) = nodes.get(&self.node) else { return };
-        of_node.release(&self.owner, 1);
-        if of_node.lock().total == 0 {
-            nodes.remove(&self.node);
-        }
-    }
-}
-
-// === impl SharedCapacity ===
-
-impl SharedCapacity {
-    fn new(bytes: usize) -> Self {
-        Self { bytes, granted: 0, reserved: Arc::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Reserved> {
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Reserves memory. Returns false if too little is free for the owner.
-    fn reserve(&self, owner: &str, bytes: usize) -> bool {
-        let mut reserved = self.lock();
-        let own = reserved.owners.get(owner).copied().unwrap_or_default() + bytes;
-        let free = self.bytes.checked_sub(reserved.total + bytes);
-        let is_free = free.is_some_and(|free| own <= free.saturating_mul(PER_FREE_BYTE));
-        if own > self.granted && !is_free {
-            return false;
-        }
-        reserved.total += bytes;
-        reserved.owners.insert(owner.to_owned(), own);
-        true
-    }
-
-    fn release(&self, owner: &str, bytes: usize) {
-        let mut reserved = self.lock();
-        reserved.total = reserved.total.saturating_sub(bytes);
-        if let Some(own) = reserved.owners.get_mut(owner) {
-            *own = own.saturating_sub(bytes);
-            if *own == 0 {
-                reserved.owners.remove(owner);
-            }
-        }
-    }
-}
-
-// === impl BodyMemory ===
-
-impl BodyMemory {
-    /// Reserves memory for a body that has grown to `bytes` bytes.
-    pub(crate) fn grow(&mut self, bytes: usize) -> Result<()> {
-        let Some((memory, owner)) = &self.shared else { return Ok(()) };
-        if bytes <= SMALL_BODY_BYTES.max(self.bytes) {
-            return Ok(());
-        }
-        // The reservation grows in steps of a quarter of a megabyte, so that the lock is taken rarely.
-        let wanted = bytes.next_multiple_of(256 << 10);
-        if !memory.reserve(owner, wanted - self.bytes) {
-            return Err(ApiError::too_many_requests());
-        }
-        self.bytes = wanted;
-        Ok(())
-    }
-}
-
-impl Drop for BodyMemory {
-    fn drop(&mut self) {
-        if let Some((memory, owner)) = &self.shared
-            && self.bytes > 0
-        {
-            memory.release(owner, self.bytes);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use http::Method;
 
+    use super::connections::MAX_STREAMS_OF_NODE;
     use super::*;
 
     fn info(method: Method, uri: &str) -> RequestInfo {

@@ -4,16 +4,15 @@ use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use coracle_admission_policies::RequestCost;
-use coracle_connections::ConnectionPermit;
 use coracle_kinds::{Resource, Resources};
-use http::{HeaderMap, HeaderValue, Method, Request, header};
+use http::{HeaderMap, Method, Request, header};
 use http_body::Body as _;
 use tokio::sync::watch;
 
 use crate::{
     aggregated,
-    audit::{Received, Record},
-    authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
+    audit::Record,
+    authn::User,
     authz::{AccessAttributes, impersonation},
     backup,
     call::Call,
@@ -133,14 +132,7 @@ impl Apiserver {
             peer: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
             is_exempt: is_local || caller.as_ref().is_ok_and(|user| user.is_in("system:masters")),
         };
-        let answer = async {
-            match (caller, refusal) {
-                (Ok(_), Some(error)) => Ok(terminated(&error)),
-                (Ok(user), None) if is_local => self.answer_as(user, info, incoming).await,
-                (Ok(user), None) => self.answer_network(user, info, incoming).await,
-                (Err(error), _) => Ok(self.unauthenticated(&error)),
-            }
-        };
+        let answer = self.answer_or_refuse(caller, refusal, info, incoming);
         // The future is boxed, because each layer around the large future of a request would hold a copy on the stack.
         let answer = request_owner::scope(owner, Box::pin(answer));
         let (outcome, waited) = waits::measure(answer).await;
@@ -171,24 +163,6 @@ impl Apiserver {
     /// Whether the response to a request is compressed.
     fn compresses(&self, info: &RequestInfo, headers: &HeaderMap) -> bool {
         self.state.features.response_compression && compression::is_wanted(info, headers)
-    }
-
-    /// Counts and records the use of a token, if its uses are recorded.
-    fn note_token(&self, reply: Reply, token: Option<&NotedToken>, record: Option<&Record>) -> Reply {
-        match token {
-            None => reply,
-            Some(NotedToken::Legacy(token)) => note_legacy_token(reply, token, record),
-            Some(NotedToken::Extended(token)) => {
-                let is_stale = token.late > 0;
-                self.state.metrics.tokens.used(is_stale);
-                if let Some(record) = record.filter(|_| is_stale) {
-                    let (subject, late) = (&token.subject, token.late);
-                    let text = format!("subject: {subject}, seconds after warning threshold: {late}");
-                    record.annotate("authentication.k8s.io/stale-token", text);
-                }
-                reply
-            }
-        }
     }
 
     /// Completes a response to the network. Adds the header for browsers, and counts a long-running request until its
@@ -230,72 +204,19 @@ impl Apiserver {
         }
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases
-    /// the memory that the request has until its authentication.
-    async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
-        let identity = request_owner::scope(request_seats::source(&parts.extensions), self.identify(parts));
-        let identified = self.state.metrics.access.authentication(identity).await;
-        let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
-        request_seats::identified(&self.state.in_flight, &mut parts.extensions, is_known);
-        presented::remove_token(&mut parts.headers);
-        identified
-    }
-
-    /// Authenticates a request from the network.
-    async fn identify(&self, parts: &http::request::Parts) -> Result<User> {
-        let state = &self.state;
-        let certificate = parts.extensions.get::<PeerCertificate>();
-        let received = ReceivedRequest {
-            headers: &parts.headers,
-            path: parts.uri.path(),
-            address: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
-        };
-        if let Some(remaining) = certificate.and_then(PeerCertificate::remaining) {
-            state.metrics.presented_certificate(remaining);
-        }
-        let caller = state.authenticators.identify(&state.cache, certificate, &received).await?;
-        freshness::check_credential(&*state.store, &caller)?;
-        if let Some(permit) =
-            parts.extensions.get::<Arc<ConnectionPermit>>().filter(|_| !caller.is_anonymous())
-        {
-            permit.set_authenticated();
-        }
-        Ok(caller)
-    }
-
-    /// The response to a request that authentication refuses.
-    fn unauthenticated(&self, error: &ApiError) -> Reply {
-        let mut reply = reply::failure(error);
-        if error.code == 401 && self.state.authenticators.has_passwords() {
-            let challenge = HeaderValue::from_static("Basic realm=\"kubernetes-master\"");
-            reply.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
-        }
-        reply
-    }
-
-    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an
-    /// error.
-    async fn record(
+    /// Answers a request, unless authentication or the limit on watches refuses it.
+    async fn answer_or_refuse(
         &self,
-        parts: &http::request::Parts,
-        info: &RequestInfo,
         caller: Result<User>,
-    ) -> (Result<User>, Option<Arc<Record>>) {
-        let Some(auditor) = &self.state.auditor else { return (caller, None) };
-        let begun = {
-            let user = caller.as_ref().ok();
-            // If all anonymous clients were one owner, one client could delay the probes of the others.
-            let owner = user.filter(|user| !user.is_anonymous()).map_or_else(
-                || request_seats::source(&parts.extensions),
-                |user| in_flight::queued_owner(user).into(),
-            );
-            let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
-            let received = Received { user, info, uri: &parts.uri, headers: &parts.headers, peer, owner };
-            auditor.begin(&received).await
-        };
-        match begun {
-            Ok(record) => (caller, record),
-            Err(error) => (Err(error), None),
+        refusal: Option<ApiError>,
+        info: RequestInfo,
+        incoming: Incoming,
+    ) -> Result<Reply> {
+        match (caller, refusal) {
+            (Ok(_), Some(error)) => Ok(terminated(&error)),
+            (Ok(user), None) if incoming.is_local => self.answer_as(user, info, incoming).await,
+            (Ok(user), None) => self.answer_network(user, info, incoming).await,
+            (Err(error), _) => Ok(self.unauthenticated(&error)),
         }
     }
 
@@ -439,21 +360,6 @@ impl Apiserver {
     }
 }
 
-/// Annotates the audit record of a request with a Secret-based token. Warns the client if the token was generated
-/// automatically. Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`.
-fn note_legacy_token(reply: Reply, token: &LegacyToken, record: Option<&Record>) -> Reply {
-    let kind = if token.is_generated { "autogenerated" } else { "manual" };
-    if let Some(record) = record {
-        record.annotate(&format!("authentication.k8s.io/legacy-token-{kind}-secret"), token.secret.as_str());
-    }
-    if !token.is_generated {
-        return reply;
-    }
-    let warning = "Use tokens from the TokenRequest API or manually created secret-based tokens instead of auto-generated \
-                   secret-based tokens.";
-    reply::warned(reply, &[warning.to_owned()])
-}
-
 /// The response to a request that a limit of this server ended.
 fn terminated(error: &ApiError) -> Reply {
     let mut reply = reply::failure(error);
@@ -489,10 +395,12 @@ async fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) ->
 }
 
 mod cross_origin;
+mod identity;
 mod open;
 mod reload;
 mod request_seats;
 mod route;
+mod token_use;
 
 #[cfg(test)]
 mod tests;

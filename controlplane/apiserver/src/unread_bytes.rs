@@ -11,50 +11,26 @@
 //! class of owners has a share of the limit that other classes cannot use up.
 
 mod class;
+mod piece;
+mod unread;
 
-use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
-    hash::Hash,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
 use bytes::Bytes;
 use tokio_util::sync::CancellationToken;
 
 use class::Class;
+pub(crate) use piece::SLOT_BYTES;
+use piece::{Identity, Piece, counted, identity};
+use unread::{ReaderId, Unread};
 
 /// Maximum unread bytes of all owners.
 const MAX_BYTES: usize = 64 << 20;
-/// A larger piece counts as this number of bytes, so that one large response fits within [`MAX_BYTES`].
-const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 /// Minimum size of a piece in bytes. The server does not count smaller pieces while it sends them.
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
-
-/// Bytes that the server counts for the slot of a queued event; the real slot is not larger. Watches share objects, but
-/// each watch has its own slots. Otherwise the slots of small shared events would take memory without a limit.
-pub(crate) const SLOT_BYTES: usize = 32;
-
-/// Capacity, in elements, that an empty map keeps.
-const KEPT_CAPACITY: usize = 14;
-
-/// Identity of bytes. It is unique only while the bytes are in memory.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-struct Identity {
-    address: usize,
-    length: usize,
-}
-
-/// Bytes that count for a reader.
-#[derive(Clone, Copy)]
-struct Piece {
-    /// Bytes that other readers may share.
-    shared: Identity,
-    /// Number of bytes that only this reader has.
-    own: usize,
-}
 
 /// The unread bytes of all owners. An owner is a user, or all service accounts of a namespace.
 #[derive(Default)]
@@ -69,62 +45,9 @@ pub(crate) struct UnreadBytes {
 pub(crate) struct Reader {
     all: Arc<UnreadBytes>,
     is_of_masters: bool,
-    class: Class,
-    owner: Arc<str>,
-    number: u64,
+    id: ReaderId,
     /// Whether any bytes were counted for this reader. If so, [`Unread`] may have an entry for the owner.
     has_counted: AtomicBool,
-    /// Cancelled when the response must end.
-    evicted: CancellationToken,
-}
-
-#[derive(Default)]
-struct Unread {
-    /// Number of bytes. Shared bytes count once.
-    bytes: usize,
-    /// Number of bytes of the slots of events. They are included in `bytes`.
-    slot_bytes: usize,
-    /// Number of classes with references to bytes.
-    classes_of: HashMap<Identity, usize>,
-    /// In the order of [`Class::ALL`].
-    classes: [ClassBytes; 3],
-    /// An owner stays until its readers are dropped: each event of a watch is unread for a short time, and would
-    /// otherwise add and remove the owner.
-    owners: HashMap<Arc<str>, Owner>,
-    /// Bytes that evicted readers still hold.
-    ending: usize,
-}
-
-/// The unread bytes of a class of owners.
-#[derive(Default)]
-struct ClassBytes {
-    /// Number of bytes. Bytes that owners of this class share count once.
-    bytes: usize,
-    /// Bytes that evicted readers still hold.
-    ending: usize,
-    /// Number of owners with references to bytes.
-    owners_of: HashMap<Identity, usize>,
-}
-
-#[derive(Default)]
-struct Owner {
-    /// Number of bytes. Bytes that readers of this owner share count once.
-    bytes: usize,
-    /// Bytes that evicted readers still hold.
-    ending: usize,
-    /// Number of references to bytes.
-    references: HashMap<Identity, usize>,
-    readers: HashMap<u64, Holding>,
-    /// The readers that are not evicted: bytes and number.
-    remaining: BTreeSet<(usize, u64)>,
-}
-
-/// The unread bytes of one reader.
-struct Holding {
-    bytes: usize,
-    references: usize,
-    evicted: CancellationToken,
-    is_evicted: bool,
 }
 
 /// The memory of a list. It counts until this value is dropped. Short lists do not count.
@@ -134,53 +57,6 @@ pub(crate) struct HeldList(Option<(Identity, Arc<Reader>)>);
 struct HeldBytes {
     bytes: Bytes,
     reader: Arc<Reader>,
-}
-
-fn identity(bytes: &Bytes) -> Identity {
-    Identity { address: bytes.as_ptr().addr(), length: bytes.len() }
-}
-
-fn counted(identity: Identity) -> usize {
-    identity.length.min(MAX_COUNTED_BYTES)
-}
-
-/// Removes a reference. Returns whether it was the last reference.
-fn dereference(references: &mut HashMap<Identity, usize>, of: Identity) -> bool {
-    let Entry::Occupied(mut found) = references.entry(of) else { return false };
-    *found.get_mut() -= 1;
-    let is_last = *found.get() == 0;
-    if is_last {
-        found.remove();
-        release_if_empty(references);
-    }
-    is_last
-}
-
-/// Releases most of the memory of an empty map, which may have had many elements.
-fn release_if_empty<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
-    if map.is_empty() {
-        map.shrink_to(KEPT_CAPACITY);
-    }
-}
-
-// === impl Piece ===
-
-impl Piece {
-    /// An event in a queue, and the object that it keeps in memory.
-    fn event(object: Option<&Bytes>) -> Self {
-        Self { shared: object.map_or_else(Identity::default, identity), own: SLOT_BYTES }
-    }
-
-    /// Number of bytes, including the bytes that other readers may share.
-    fn bytes(self) -> usize {
-        counted(self.shared) + self.own
-    }
-}
-
-impl From<Identity> for Piece {
-    fn from(shared: Identity) -> Self {
-        Self { shared, own: 0 }
-    }
 }
 
 // === impl UnreadBytes ===
@@ -199,8 +75,9 @@ impl UnreadBytes {
     fn add_reader(self: &Arc<Self>, owner: &str, is_of_masters: bool) -> Arc<Reader> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let (class, owner, evicted) = (Class::of(owner), owner.into(), CancellationToken::new());
+        let id = ReaderId { class, owner, number, evicted };
         let has_counted = AtomicBool::new(false);
-        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner, number, has_counted, evicted })
+        Arc::new(Reader { all: self.clone(), is_of_masters, id, has_counted })
     }
 
     /// Number of bytes that count now.
@@ -236,7 +113,7 @@ impl Reader {
 
     /// Ends the response, unless the reader was evicted before.
     fn evict(&self) {
-        let evicted = self.all.lock().end(&self.owner, self.number);
+        let evicted = self.all.lock().end(&self.id.owner, self.id.number);
         if let Some(evicted) = evicted {
             evicted.cancel();
         }
@@ -247,19 +124,19 @@ impl Reader {
             self.all.of_masters.fetch_add(counted(piece.shared), Ordering::Relaxed);
             return true;
         }
-        if self.evicted.is_cancelled() {
+        if self.id.evicted.is_cancelled() {
             return false;
         }
         self.has_counted.store(true, Ordering::Relaxed);
         let mut unread = self.all.lock();
-        if !unread.add(self, piece) {
+        if !unread.add(&self.id, piece) {
             return false;
         }
         let (mut evicted, mut is_kept) = (Vec::new(), true);
         // A large piece may need the memory of many small pieces, so several readers may have to be evicted.
         while let Some((owner, number)) = unread.next_to_end() {
-            if number == self.number {
-                unread.remove(self, piece);
+            if number == self.id.number {
+                unread.remove(&self.id, piece);
                 is_kept = false;
                 break;
             }
@@ -285,7 +162,7 @@ impl Reader {
         if self.is_of_masters {
             self.all.of_masters.fetch_sub(counted(piece.shared), Ordering::Relaxed);
         } else {
-            self.all.lock().remove(self, piece);
+            self.all.lock().remove(&self.id, piece);
         }
     }
 
@@ -319,18 +196,18 @@ impl Reader {
 
     /// Cancelled when the response must end, because other responses need the memory.
     pub(crate) fn evicted(&self) -> CancellationToken {
-        self.evicted.clone()
+        self.id.evicted.clone()
     }
 
     /// The owner: a user, or all service accounts of a namespace.
     pub(crate) fn owner(&self) -> &str {
-        &self.owner
+        &self.id.owner
     }
 
     /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able
     /// to end its response.
     pub(crate) fn is_protected(&self) -> bool {
-        self.is_of_masters || self.class == Class::Components
+        self.is_of_masters || self.id.class == Class::Components
     }
 
     /// Number of unread bytes of all owners, including owners without a limit, but without the slots of events.
@@ -343,134 +220,15 @@ impl Reader {
     /// Number of bytes that count for the owner now.
     #[cfg(test)]
     pub(crate) fn bytes_of_owner(&self) -> usize {
-        self.all.lock().owners.get(&self.owner).map_or(0, |owner| owner.bytes)
+        self.all.lock().owners.get(&self.id.owner).map_or(0, |owner| owner.bytes)
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
         if *self.has_counted.get_mut() {
-            self.all.lock().remove_unused(&self.owner);
+            self.all.lock().remove_unused(&self.id.owner);
         }
-    }
-}
-
-// === impl Unread ===
-
-impl Unread {
-    /// Counts bytes of a reader. Returns false if the reader is evicted.
-    fn add(&mut self, reader: &Reader, piece: Piece) -> bool {
-        let (identity, counted) = (piece.shared, counted(piece.shared));
-        let owner = self.owners.entry(reader.owner.clone()).or_default();
-        let new = || Holding { bytes: 0, references: 0, evicted: reader.evicted.clone(), is_evicted: false };
-        let holding = owner.readers.entry(reader.number).or_insert_with(new);
-        if holding.is_evicted {
-            return false;
-        }
-        owner.remaining.remove(&(holding.bytes, reader.number));
-        holding.bytes += piece.bytes();
-        holding.references += 1;
-        owner.remaining.insert((holding.bytes, reader.number));
-        owner.bytes += piece.own;
-        let class = &mut self.classes[reader.class as usize];
-        class.bytes += piece.own;
-        self.bytes += piece.own;
-        self.slot_bytes += piece.own;
-        let references = owner.references.entry(identity).or_default();
-        *references += 1;
-        if *references == 1 {
-            owner.bytes += counted;
-            let owners = class.owners_of.entry(identity).or_default();
-            *owners += 1;
-            if *owners == 1 {
-                class.bytes += counted;
-                let classes = self.classes_of.entry(identity).or_default();
-                *classes += 1;
-                self.bytes += if *classes == 1 { counted } else { 0 };
-            }
-        }
-        true
-    }
-
-    fn remove(&mut self, reader: &Reader, piece: Piece) {
-        let (identity, counted) = (piece.shared, counted(piece.shared));
-        let Some(owner) = self.owners.get_mut(&reader.owner) else { return };
-        let Some(holding) = owner.readers.get_mut(&reader.number) else { return };
-        let class = &mut self.classes[reader.class as usize];
-        let before = holding.bytes;
-        holding.bytes -= piece.bytes();
-        holding.references -= 1;
-        let (after, is_last) = (holding.bytes, holding.references == 0);
-        if holding.is_evicted {
-            owner.ending -= piece.bytes();
-            class.ending -= piece.bytes();
-            self.ending -= piece.bytes();
-        } else {
-            owner.remaining.remove(&(before, reader.number));
-            if !is_last {
-                owner.remaining.insert((after, reader.number));
-            }
-        }
-        if is_last {
-            owner.readers.remove(&reader.number);
-            release_if_empty(&mut owner.readers);
-        }
-        owner.bytes -= piece.own;
-        class.bytes -= piece.own;
-        self.bytes -= piece.own;
-        self.slot_bytes -= piece.own;
-        if dereference(&mut owner.references, identity) {
-            owner.bytes -= counted;
-            if dereference(&mut class.owners_of, identity) {
-                class.bytes -= counted;
-                if dereference(&mut self.classes_of, identity) {
-                    self.bytes -= counted;
-                }
-            }
-        }
-    }
-
-    /// Removes an owner without unread bytes.
-    fn remove_unused(&mut self, owner: &str) {
-        if self.owners.get(owner).is_some_and(|owner| owner.readers.is_empty()) {
-            self.owners.remove(owner);
-            release_if_empty(&mut self.owners);
-        }
-    }
-
-    /// Bytes of a class above its share. Evicted readers do not count.
-    fn excess(&self, class: Class) -> usize {
-        let of_class = &self.classes[class as usize];
-        of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
-    }
-
-    /// The reader with the most bytes of the owner with the most bytes. If several readers have equally many bytes, the
-    /// newest of them. Evicted readers do not count. `None` within the limit.
-    fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
-        if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
-            return None;
-        }
-        // Above the limit, at least one class is above its share.
-        let class = Class::ALL.into_iter().max_by_key(|class| self.excess(*class))?;
-        let is_candidate =
-            |(name, owner): &(&Arc<str>, &Owner)| Class::of(name) == class && !owner.remaining.is_empty();
-        let owners = self.owners.iter().filter(is_candidate);
-        let (name, owner) = owners.max_by_key(|(_, owner)| owner.bytes.saturating_sub(owner.ending))?;
-        owner.remaining.last().map(|(_, number)| (name.clone(), *number))
-    }
-
-    /// Evicts a reader. Returns the token that ends its response. `None` if the reader was evicted before, or holds no
-    /// bytes.
-    fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
-        let class = Class::of(owner);
-        let owner = self.owners.get_mut(owner)?;
-        let holding = owner.readers.get_mut(&number).filter(|holding| !holding.is_evicted)?;
-        holding.is_evicted = true;
-        owner.remaining.remove(&(holding.bytes, number));
-        owner.ending += holding.bytes;
-        self.classes[class as usize].ending += holding.bytes;
-        self.ending += holding.bytes;
-        Some(holding.evicted.clone())
     }
 }
 
@@ -500,6 +258,7 @@ impl Drop for HeldBytes {
 
 #[cfg(test)]
 mod tests {
+    use super::unread::{ClassBytes, KEPT_CAPACITY, Owner};
     use super::*;
 
     fn large(mebibytes: usize) -> Bytes {

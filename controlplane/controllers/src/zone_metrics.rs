@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use coracle_values::metric_label::escaped;
+
 /// Counts the nodes and the evictions of zones. A clone shares the counts.
 #[derive(Clone, Debug, Default)]
 pub struct ZoneMetrics(Arc<Mutex<BTreeMap<String, Counts>>>);
@@ -96,17 +98,13 @@ fn write<'a, V: Display>(
     }
 }
 
-/// The zone in upstream's form: empty without region and zone, otherwise `REGION:\0:ZONE` with a null character.
+/// The zone in upstream's form: empty without region and zone, otherwise `REGION:\0:ZONE` with a null character. Labels of
+/// nodes are validated, but another API server may accept more.
 fn label(zone: &str) -> String {
     match zone.split_once('/') {
         Some(("", "")) | None => String::new(),
         Some((region, zone)) => [region, zone].map(escaped).join(":\0:"),
     }
-}
-
-/// A part of a label's value. Labels of nodes are validated, but another API server may accept more.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

@@ -362,7 +362,8 @@ mod tests {
         let same = |_: &mut Resource| {};
         let (path, first) = ("apis/a.example/v1", with("A cup.", same));
         let mut seen = vec![(hash_of(&first, path), text(&first, path))];
-        let changes: [(&str, fn(&mut Resource)); 7] = [
+        type Change = fn(&mut Resource);
+        let changes: [(&str, Change); 7] = [
             ("A cup.", same),
             ("A mug.", same),
             ("A cup.", |kind| kind.namespaced = false),

@@ -18,6 +18,8 @@
 //! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
+//! | values of labels of metrics | [`metric_label`] | Prometheus' text format |
+//! | lists of strings in JSON | [`string_list`] | |
 //! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
@@ -30,6 +32,7 @@ pub mod go;
 pub mod label_selector;
 pub mod media_type;
 pub mod merge_patch;
+pub mod metric_label;
 pub mod names;
 pub mod node_selector;
 pub mod object;
@@ -38,6 +41,7 @@ pub mod qos;
 pub mod quantity;
 pub mod restart;
 mod selector_error;
+pub mod string_list;
 pub mod toleration;
 
 #[doc(hidden)]

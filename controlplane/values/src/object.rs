@@ -32,6 +32,11 @@ pub trait ObjectExt: Resource<DynamicType = ()> {
         self.meta().namespace.as_deref().unwrap_or_default()
     }
 
+    /// The value of an annotation.
+    fn annotation(&self, name: &str) -> Option<&str> {
+        self.meta().annotations.as_ref()?.get(name).map(String::as_str)
+    }
+
     /// Whether the object has a deletion timestamp.
     fn is_being_deleted(&self) -> bool {
         self.meta().deletion_timestamp.is_some()

@@ -13,9 +13,10 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+use super::file::FILE;
 use super::tests::records;
 use super::{
-    ContainerPhase, ContainerRecord, ExitRecord, FILE, RestoreRecord, SandboxPhase, SandboxRecord, Transition,
+    ContainerPhase, ContainerRecord, ExitRecord, RestoreRecord, SandboxPhase, SandboxRecord, Transition,
 };
 use crate::error::Error;
 use crate::selinux::Labels;

@@ -8,8 +8,10 @@ use coracle_error_chain::chain;
 use serde::de::DeserializeOwned;
 use tracing::warn;
 
-use super::{ContainerRecord, FILE, Records, SandboxRecord, later_version, remove, write_at};
+use super::file::{FILE, later_version, remove};
+use super::{ContainerRecord, Records, SandboxRecord};
 use crate::error::Error;
+use crate::json_file::replace_json;
 
 /// The removed object.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,8 +59,8 @@ impl Records {
             Ok(()) => {}
             // An earlier, failed call removed the record.
             Err(error) if error.kind() == ErrorKind::NotFound => match subject {
-                Subject::Container(record) => write_at(&file, record)?,
-                Subject::Sandbox(record) => write_at(&file, record)?,
+                Subject::Container(record) => replace_json(&file, record)?,
+                Subject::Sandbox(record) => replace_json(&file, record)?,
             },
             Err(error) => return Err(Error::file("move away", &record)(error)),
         }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use coracle_cni::{Attachment, NamespaceProcess};
 use tracing::warn;
 
-use super::{RecordedSandbox, Recovery, is_stop_incomplete};
+use super::undo::is_stop_incomplete;
+use super::{RecordedSandbox, Recovery};
 use crate::namespaces;
 use crate::pidfd;
 use crate::records::SandboxRecord;

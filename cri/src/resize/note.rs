@@ -11,8 +11,9 @@ use tracing::warn;
 
 use crate::cgroup::Cgroups;
 use crate::error::Error;
+use crate::json_file::replace_json;
 use crate::pidfd::Process;
-use crate::records::{message, replace};
+use crate::records::message;
 
 /// File name of the note in the bundle.
 const FILE: &str = "resize.json";
@@ -60,13 +61,7 @@ impl Note {
 
     /// Writes the note to a bundle.
     pub(super) fn write(&self, bundle: &Path) -> Result<(), Error> {
-        let path = bundle.join(FILE);
-        let text = serde_json::to_vec(self).map_err(|source| Error::Format {
-            doing: "encode",
-            path: path.clone(),
-            source,
-        })?;
-        replace(&path, &text)
+        replace_json(&bundle.join(FILE), self)
     }
 
     /// Removes the note of a bundle, if there is one.

@@ -3,13 +3,13 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use coracle_nft::{AnonymousMap, R0, Rule, Value, Verdict};
+use coracle_nft::{AnonymousMap, DataType, R0, Rule, Value, Verdict};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Service;
 
 use super::{NodeView, Port};
 use crate::endpoints::{Target, TrafficEndpoints};
-use crate::layout::{MASQUERADE, address_type, masquerade_outside, target_type};
+use crate::layout::{MASQUERADE, masquerade_outside, target_type};
 use crate::program::{Affinity, Program};
 
 /// The chains of one service port in one family. Their names show the service to readers of `nft list ruleset`.
@@ -45,7 +45,7 @@ impl Chains {
     }
 
     fn registers(&self) -> u32 {
-        address_type(self.is_ipv4).length / 4
+        DataType::address(self.is_ipv4).length / 4
     }
 
     /// Makes the chain that chooses one of the targets. Returns its name.

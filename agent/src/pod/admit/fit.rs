@@ -3,13 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::CollectMap;
+use coracle_values::names::is_extended_resource;
 use coracle_values::pod_resources::PodResources;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 
 use super::input::{AdmissionInput, refuse};
 use crate::cgroup::resources::pod_requests;
-use crate::node::is_extended;
 use crate::pod::state::Verdict;
 
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -47,9 +47,9 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
     others.sort_by_key(|(name, _)| name != EPHEMERAL_STORAGE);
     for (name, requested) in others {
         let capacity = match of_node.and_then(|all| all.get(&name)) {
-            Some(capacity) if is_extended(&name) => value_of(capacity),
+            Some(capacity) if is_extended_resource(&name) => value_of(capacity),
             // As upstream, an extended resource that the node does not have is ignored: it may belong to the cluster.
-            None if is_extended(&name) => continue,
+            None if is_extended_resource(&name) => continue,
             // As upstream (`fitsRequest` of the scheduler's plugin NodeResourcesFit), an unknown amount counts as 0.
             _ => input.of_machine.get(&name).map_or(0, value_of),
         };
@@ -98,7 +98,7 @@ pub(crate) fn other_requests(pod: &Pod) -> BTreeMap<String, i128> {
         Some(spec) => PodResources::from(&spec).requests(),
         None => PodResources::from(spec).requests(),
     };
-    let is_counted = |name: &str| is_extended(name) || name.starts_with(HUGE_PAGES);
+    let is_counted = |name: &str| is_extended_resource(name) || name.starts_with(HUGE_PAGES);
     let others = requests.others.into_iter().filter(|(name, _)| is_counted(name));
     let storage = (EPHEMERAL_STORAGE.to_owned(), requests.ephemeral_storage);
     others.chain([storage]).filter(|(_, amount)| *amount > 0).collect_map()

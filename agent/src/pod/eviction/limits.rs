@@ -5,7 +5,7 @@
 //! Each measurement runs in a separate task: a pod with many files must delay neither the checks of other pods nor
 //! evictions because of memory pressure.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,9 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 use tokio::task::{Id, JoinSet};
 
+use super::due_times::DueTimes;
 use super::plan::{self, is_limited};
-use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
+use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, usage};
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
@@ -29,13 +30,9 @@ pub(crate) struct LimitEviction {
     node: Arc<NodeContext>,
     /// The number of pods with limits.
     limited: watch::Receiver<usize>,
-    due: DueTimes,
+    due: DueTimes<()>,
     checks: Checks,
 }
-
-/// When the next measurement of a pod is due, by uid.
-#[derive(Debug, Default)]
-struct DueTimes(HashMap<String, Instant>);
 
 /// The checks in progress. Dropping it ends them.
 #[derive(Debug, Default)]
@@ -58,7 +55,7 @@ struct Ended {
 impl LimitEviction {
     pub(crate) fn new(node: Arc<NodeContext>) -> Self {
         let limited = node.pods.limited();
-        Self { node, limited, due: DueTimes::default(), checks: Checks::default() }
+        Self { node, limited, due: DueTimes::new(INTERVAL), checks: Checks::default() }
     }
 
     /// Measures and evicts until the future or the node's pods are dropped.
@@ -71,7 +68,7 @@ impl LimitEviction {
                 () = tokio::time::sleep_until(next), if measures => {}
                 changed = self.limited.changed(), if !measures => if changed.is_err() { return },
                 ended = self.checks.ended() => {
-                    self.due.add(&ended.uid, ended.begun, ended.took);
+                    self.due.add(&ended.uid, (), ended.begun, ended.took);
                     continue;
                 }
             }
@@ -146,25 +143,6 @@ impl Checks {
     }
 }
 
-// === impl DueTimes ===
-
-impl DueTimes {
-    fn is_due(&self, uid: &str, now: Instant) -> bool {
-        self.0.get(uid).is_none_or(|due| now >= *due)
-    }
-
-    /// Adds a measurement with its start and its duration. After a slow measurement the next measurement is due later.
-    fn add(&mut self, uid: &str, begun: Instant, took: Duration) {
-        self.0.insert(uid.to_owned(), begun + (took * MIN_INTERVAL_FACTOR).max(INTERVAL));
-    }
-
-    /// Removes the entries of all other pods.
-    fn keep(&mut self, pods: &[Arc<Pod>]) {
-        let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
-        self.0.retain(|uid, _| uids.contains(uid.as_str()));
-    }
-}
-
 /// Whether the pod has not ended and is not being deleted.
 fn is_running(pod: &Pod) -> bool {
     !has_ended(pod) && pod.metadata.deletion_timestamp.is_none()
@@ -188,19 +166,5 @@ mod tests {
         // A check that is in progress does not begin again.
         checks.begin("a".to_owned(), "other".to_owned(), async {});
         assert_eq!(checks.uids.len(), 3);
-    }
-
-    #[test]
-    fn a_slow_measurement_is_repeated_after_fifty_times_its_duration() {
-        let (mut due, begun) = (DueTimes::default(), Instant::now());
-        assert!(due.is_due("u", begun));
-        due.add("u", begun, Duration::from_millis(1));
-        assert!(!due.is_due("u", begun + INTERVAL / 2) && due.is_due("u", begun + INTERVAL));
-        due.add("u", begun, INTERVAL);
-        assert!(!due.is_due("u", begun + INTERVAL * 49) && due.is_due("u", begun + INTERVAL * 50));
-        let mut other = Pod::default();
-        other.metadata.uid = Some("v".to_owned());
-        due.keep(&[Arc::new(other), Arc::default()]);
-        assert!(due.is_due("u", begun), "a pod that is not on the node any more");
     }
 }

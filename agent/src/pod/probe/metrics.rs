@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_values::metric_label::escaped;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::Kind;
@@ -158,11 +159,6 @@ impl ContainerCounts {
             kind.name()
         )
     }
-}
-
-/// Escapes a label value for Prometheus' text format.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 // === impl Counts ===

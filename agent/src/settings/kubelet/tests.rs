@@ -42,7 +42,7 @@ fn honoured_fields_are_settings() {
     assert_eq!(node.kubelet_listen.to_string(), "127.0.0.1:10350");
     assert_eq!((node.max_pods, node.pod_pids_limit, node.lease_seconds), (7, Some(100), 20));
     assert_eq!(
-        (node.cluster_dns.len(), node.cluster_domain.as_str(), node.register),
+        (node.dns.addresses.len(), node.dns.domain.as_str(), node.register),
         (1, "example.org", false)
     );
     assert_eq!((node.taints[0].key.as_str(), node.taints[0].effect.as_str()), ("gpu", "NoSchedule"));

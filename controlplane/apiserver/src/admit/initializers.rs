@@ -11,6 +11,7 @@ use coracle_kinds::{
     initializers::{self, is_uninitialized},
     validate,
 };
+use coracle_values::string_list;
 use serde_json::{Value, json};
 
 use super::{Admission, Admit, Attributes, Operation};
@@ -190,10 +191,7 @@ async fn may_initialize(admission: &Admission, attributes: &Attributes<'_>, why:
 impl Initializer {
     /// Parses an initializer of a validated configuration.
     fn read(initializer: &Value) -> Self {
-        let texts = |rule: &Value, field: &str| {
-            let list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
-            list.map(str::to_owned).collect()
-        };
+        let texts = |rule: &Value, field: &str| string_list::texts(&rule[field]).map(str::to_owned).collect();
         let rules = initializer["rules"].as_array().into_iter().flatten().map(|rule| Rule {
             groups: texts(rule, "apiGroups"),
             versions: texts(rule, "apiVersions"),

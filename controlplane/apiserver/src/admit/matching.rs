@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use coracle_kinds::{Resource, kind::by_resource, selector::LabelSelector};
+use coracle_values::string_list;
 use serde_json::Value;
 
 use super::{Admission, Attributes, Operation};
@@ -146,10 +147,7 @@ impl Matching {
 
 impl Rule {
     fn read(rule: &Value) -> Self {
-        let texts = |field: &str| {
-            let list = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
-            list.map(str::to_owned).collect()
-        };
+        let texts = |field: &str| string_list::texts(&rule[field]).map(str::to_owned).collect();
         Self {
             operations: texts("operations"),
             groups: texts("apiGroups"),

@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::Resource;
+use coracle_values::string_list;
 use serde_json::{Value, json};
 
 use super::{Attributes, Operation, RequestOptions};
@@ -168,8 +169,7 @@ pub(super) fn response(review: &Value, version: &str, uid: &str, phase: Phase) -
         let bytes = BASE64_STANDARD.decode(text).map_err(|error| format!("response.patch: {error}"))?;
         patch = serde_json::from_slice(&bytes).map_err(|error| format!("response.patch: {error}"))?;
     }
-    let warnings = response["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let warnings = warnings.map(str::to_owned).collect();
+    let warnings = string_list::texts(&response["warnings"]).map(str::to_owned).collect();
     let annotations = annotations(&response["auditAnnotations"]);
     Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings, annotations })
 }

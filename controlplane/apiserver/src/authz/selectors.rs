@@ -6,6 +6,7 @@
 use coracle_values::{
     field_selector,
     label_selector::{LabelSelector, Requirement},
+    string_list,
 };
 use serde_json::{Map, Value, json};
 
@@ -68,7 +69,7 @@ struct RequirementFields<'a> {
 
 fn fields(requirement: &Value) -> RequirementFields<'_> {
     let text = |name: &str| requirement[name].as_str().unwrap_or_default();
-    let values = requirement["values"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let values = string_list::texts(&requirement["values"]);
     RequirementFields { key: text("key"), operator: text("operator"), values: values.collect() }
 }
 

@@ -5,6 +5,7 @@
 use std::fmt::Write as _;
 
 use coracle_kinds::kind::by_kind;
+use coracle_values::metric_label::escaped;
 use coracle_values::pod_resources::{self, Resources};
 use serde_json::Value;
 
@@ -99,11 +100,6 @@ fn unit(resource: &str) -> &'static str {
 
 fn head(text: &mut String, name: &str, help: &str) {
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
-}
-
-/// The value of a label. Names of schedulers are free text.
-fn escaped(value: &str) -> String {
-    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

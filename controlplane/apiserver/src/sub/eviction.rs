@@ -8,6 +8,7 @@ mod budgets;
 
 use coracle_kinds::{Resource, kind::by_resource};
 use coracle_store::Expect;
+use coracle_values::string_list;
 use serde_json::{Value, json};
 
 use self::budgets::budgets_of;
@@ -56,7 +57,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 
 /// Checks that the query and the body do not differ, if both request a dry run. Source: `propagateDryRun`.
 fn check_dry_runs(query: &[String], body: &Value) -> Result<()> {
-    let body: Vec<&str> = body.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let body: Vec<&str> = string_list::texts(body).collect();
     if query.is_empty() || body.is_empty() || body == query {
         return Ok(());
     }

@@ -4,6 +4,7 @@
 //! trusts the certificate of this API server.
 
 use coracle_connections::watch_reads;
+use coracle_values::string_list;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
@@ -165,7 +166,7 @@ fn query_of(options: &Value) -> String {
             words.append_pair(own, "1");
         }
     }
-    for word in options["command"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+    for word in string_list::texts(&options["command"]) {
         words.append_pair("command", word);
     }
     let ports: Vec<String> =

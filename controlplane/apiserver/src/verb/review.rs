@@ -1,7 +1,7 @@
 //! POST of a review: a question about a user's identity or permissions. It is not stored.
 
 use coracle_kinds::validate;
-use coracle_values::CollectMap;
+use coracle_values::{CollectMap, string_list};
 use serde_json::{Value, json};
 
 use crate::{
@@ -109,10 +109,7 @@ fn user_info(user: &User) -> Value {
 
 /// The user in the spec of a review, unchanged.
 fn subject(spec: &Value) -> User {
-    let texts = |list: &Value| {
-        let list = list.as_array().into_iter().flatten().filter_map(Value::as_str);
-        list.map(str::to_owned).collect::<Vec<_>>()
-    };
+    let texts = |list: &Value| string_list::texts(list).map(str::to_owned).collect::<Vec<_>>();
     let extra = spec["extra"].as_object().into_iter().flatten();
     User {
         name: spec["user"].as_str().unwrap_or_default().to_owned(),

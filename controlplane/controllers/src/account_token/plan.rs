@@ -25,14 +25,14 @@ pub(crate) enum Missing {
 
 /// The name of the Secret's service account.
 pub(crate) fn account_name(secret: &Secret) -> Option<&str> {
-    annotation(secret, ACCOUNT_NAME).filter(|name| !name.is_empty())
+    secret.annotation(ACCOUNT_NAME).filter(|name| !name.is_empty())
 }
 
 pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option<&str>) -> Action {
     if secret.is_being_deleted() || account_name(secret).is_none() {
         return Action::Nothing;
     }
-    let uid = annotation(secret, ACCOUNT_UID).unwrap_or_default();
+    let uid = secret.annotation(ACCOUNT_UID).unwrap_or_default();
     let is_valid = |account: &&ServiceAccount| !account.is_being_deleted() && is_of(secret, account);
     let Some(_account) = account.filter(is_valid) else {
         return Action::Delete;
@@ -50,12 +50,8 @@ pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option
 
 /// Whether the Secret is for this service account, and not for an earlier or later account of the same name.
 pub(crate) fn is_of(secret: &Secret, account: &ServiceAccount) -> bool {
-    let uid = annotation(secret, ACCOUNT_UID).unwrap_or_default();
+    let uid = secret.annotation(ACCOUNT_UID).unwrap_or_default();
     uid.is_empty() || uid == account.uid()
-}
-
-fn annotation<'a>(secret: &'a Secret, name: &str) -> Option<&'a str> {
-    secret.metadata.annotations.as_ref()?.get(name).map(String::as_str)
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use super::service::is_ours;
 use super::state::State;
 use crate::context::Context;
 use crate::error::Error;
-use crate::node_balancer::plan::BalancerNode;
+use crate::node_balancer::plan::{BalancerNode, is_local};
 use crate::node_balancer::run::{ready_nodes, service_of};
 use crate::object::{Key, Node, ObjectExt, Service};
 use crate::queue::{Next, Queue};
@@ -54,10 +54,6 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Sta
             }
         }
     });
-}
-
-fn is_local(service: &Service) -> bool {
-    service.spec.external_traffic_policy.as_deref() == Some("Local")
 }
 
 /// Reconciles one service.

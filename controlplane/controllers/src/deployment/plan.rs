@@ -207,7 +207,7 @@ impl Plan {
     }
 
     fn set_revision(&mut self, deployment: &Deployment, revision: String) {
-        if revision::annotation(deployment, REVISION) != Some(&revision) {
+        if deployment.annotation(REVISION) != Some(&revision) {
             self.revision = Some(revision);
         }
     }

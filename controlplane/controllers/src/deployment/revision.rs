@@ -58,19 +58,14 @@ pub(crate) fn by_age(one: &ReplicaSet, other: &ReplicaSet) -> Ordering {
     (&one.metadata.creation_timestamp, one.name()).cmp(&(&other.metadata.creation_timestamp, other.name()))
 }
 
-/// The value of an annotation.
-pub(crate) fn annotation<'a, K: Object>(object: &'a K, name: &str) -> Option<&'a str> {
-    object.meta().annotations.as_ref()?.get(name).map(String::as_str)
-}
-
 /// The value of an annotation as a number.
 pub(crate) fn number<K: Object>(object: &K, name: &str) -> Option<i32> {
-    annotation(object, name)?.parse().ok()
+    object.annotation(name)?.parse().ok()
 }
 
 /// The revision of a set; 0 without the annotation.
 pub(crate) fn revision(set: &ReplicaSet) -> i64 {
-    annotation(set, REVISION).and_then(|text| text.parse().ok()).unwrap_or_default()
+    set.annotation(REVISION).and_then(|text| text.parse().ok()).unwrap_or_default()
 }
 
 /// The annotations of a new set, without the annotations for its size.
@@ -93,12 +88,12 @@ pub(crate) fn missing_annotations(
     next: i64,
 ) -> BTreeMap<String, String> {
     let mut missing = inherited(deployment);
-    missing.retain(|name, value| annotation(set, name) != Some(value));
+    missing.retain(|name, value| set.annotation(name) != Some(value));
     let before = revision(set);
     if before < next {
         missing.insert(REVISION.to_owned(), next.to_string());
         if before > 0 {
-            let history = with_revision(annotation(set, REVISION_HISTORY).unwrap_or_default(), before);
+            let history = with_revision(set.annotation(REVISION_HISTORY).unwrap_or_default(), before);
             missing.insert(REVISION_HISTORY.to_owned(), history);
         }
     }

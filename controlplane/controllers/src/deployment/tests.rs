@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::condition::Conditions;
 use super::plan::{Plan, Snapshot, plan};
-use super::revision::{REVISION, REVISION_HISTORY, annotation, revision};
+use super::revision::{REVISION, REVISION_HISTORY, revision};
 use super::rolling::{Bounds, size};
 use crate::object::{Deployment, ObjectExt, ReplicaSet};
 use crate::template::{HASH_LABEL, Template};
@@ -189,7 +189,7 @@ fn a_change_of_max_surge_alone_writes_to_no_set() {
     // The next change of the size also writes the annotation.
     world.scale_to(4);
     world.settle(|_| {});
-    assert_eq!(annotation(&world.sets[0], super::revision::MAX_REPLICAS), Some("6"));
+    assert_eq!(world.sets[0].annotation(super::revision::MAX_REPLICAS), Some("6"));
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn a_rolling_update_never_leaves_its_bounds() {
             assert!(available >= bounds.fewest(), "{available} available of at least {}", bounds.fewest());
         });
         assert_eq!(world.sizes(), [0, replicas]);
-        assert_eq!(annotation(&world.deployment, REVISION), Some("2"));
+        assert_eq!(world.deployment.annotation(REVISION), Some("2"));
     }
 }
 
@@ -226,8 +226,8 @@ fn a_rollback_reuses_the_old_set_under_a_new_revision() {
     world.settle(|_| {});
     assert_eq!(world.sizes(), [3, 0]);
     assert_eq!(revision(&world.sets[0]), 3);
-    assert_eq!(annotation(&world.sets[0], REVISION_HISTORY), Some("1"));
-    assert_eq!(annotation(&world.deployment, REVISION), Some("3"));
+    assert_eq!(world.sets[0].annotation(REVISION_HISTORY), Some("1"));
+    assert_eq!(world.deployment.annotation(REVISION), Some("3"));
 }
 
 #[test]

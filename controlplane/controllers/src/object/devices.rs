@@ -118,13 +118,6 @@ fn tainted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[TaintedDev
     Ok(devices.into())
 }
 
-impl ResourceClaim {
-    /// The value of an annotation.
-    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
-        self.metadata.annotations.as_ref()?.get(name).map(String::as_str)
-    }
-}
-
 impl Pod {
     /// Names of the pod's claims. Claims without a name yet are omitted.
     pub(crate) fn claims(&self) -> impl Iterator<Item = &str> {

@@ -131,20 +131,14 @@ impl PodVolume {
 // === impl Claim ===
 
 impl Claim {
-    /// The value of an annotation.
-    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
-        annotation(&self.metadata, name)
-    }
-
     /// Name of the claim's volume. Empty if the claim has no volume.
     pub(crate) fn volume(&self) -> &str {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }
 
-    /// Name of the storage class. Before Kubernetes 1.6, claims had the name in an annotation.
+    /// Name of the storage class; empty without one.
     pub(crate) fn class(&self) -> &str {
-        let old = self.annotation("volume.beta.kubernetes.io/storage-class");
-        old.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()
+        class_of(self, self.spec.storage_class_name.as_deref())
     }
 
     /// The requested size as text.
@@ -156,15 +150,9 @@ impl Claim {
 // === impl PersistentVolume ===
 
 impl PersistentVolume {
-    /// The value of an annotation.
-    pub(crate) fn annotation(&self, name: &str) -> Option<&str> {
-        annotation(&self.metadata, name)
-    }
-
     /// Name of the storage class; empty without one.
     pub(crate) fn class(&self) -> &str {
-        let old = self.annotation("volume.beta.kubernetes.io/storage-class");
-        old.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()
+        class_of(self, self.spec.storage_class_name.as_deref())
     }
 
     /// Key of the claim that the volume is bound to or reserved for.
@@ -194,8 +182,9 @@ impl StorageClass {
     }
 }
 
-fn annotation<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
-    metadata.annotations.as_ref()?.get(name).map(String::as_str)
+/// Name of an object's storage class. Before Kubernetes 1.6, the name was in an annotation.
+fn class_of<'a>(object: &'a impl ObjectExt, name: Option<&'a str>) -> &'a str {
+    object.annotation("volume.beta.kubernetes.io/storage-class").or(name).unwrap_or_default()
 }
 
 resource!(Claim, "PersistentVolumeClaim", ("", "v1", "persistentvolumeclaims"), NamespaceResourceScope);

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use coracle_values::Quantity;
+use coracle_values::names::is_extended_resource;
 use serde_json::Value;
 
 use super::standard_resource::{is_counted, is_standard};
@@ -88,15 +89,9 @@ pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Valu
     if quantity.signum() < 0 {
         causes.invalid(path, amount, "must be greater than or equal to 0");
     }
-    if (is_counted(name) || is_extended(name)) && !quantity.is_integer() {
+    if (is_counted(name) || is_extended_resource(name)) && !quantity.is_integer() {
         causes.invalid(path, amount, "must be an integer");
     }
-}
-
-/// Whether the name is the name of an extended resource. False for the name with the prefix `requests.`, which quotas
-/// use.
-fn is_extended(name: &str) -> bool {
-    name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
 /// Checks that a scope is known and can limit the amounts. `at` has the field of each of the two errors.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use coracle_events::printable;
 use coracle_values::object::{Key, ObjectExt};
+use coracle_values::string_list::texts;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use serde_json::Value;
@@ -212,10 +213,6 @@ fn deadline(claim: &Claim, timeout: SignedDuration) -> Option<Timestamp> {
 fn conditional(allocation: &Value) -> impl Iterator<Item = &Value> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     results.filter(|result| texts(&result["bindingConditions"]).next().is_some())
-}
-
-fn texts(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use coracle_values::CollectMap;
 use coracle_values::Quantity;
+use coracle_values::names::is_extended_resource;
 use coracle_values::object::{Key, ObjectExt, controller_of};
 use serde_json::{Value, json};
 
@@ -89,8 +90,7 @@ struct DeviceRequest {
 
 /// Whether a resource is an extended resource, or the resource of a class. Source: `IsDRAExtendedResourceName`.
 pub(crate) fn is_extended(name: &str) -> bool {
-    let is_foreign = name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.");
-    is_foreign || name.starts_with(CLASS_PREFIX)
+    is_extended_resource(name) || name.starts_with(CLASS_PREFIX)
 }
 
 /// Whether a container of the pod requests an extended resource.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::object::ObjectExt;
 use coracle_values::{Quantity, resource};
 use k8s_openapi::api::core::v1::{ObjectReference, TopologySelectorTerm, VolumeNodeAffinity};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as Text;
@@ -179,10 +180,6 @@ reduce!(Claim, Volume, StorageClass, CsiDriver, CsiNode, Capacity, Attachment);
 // === impl Claim ===
 
 impl Claim {
-    pub(super) fn annotation(&self, name: &str) -> Option<&str> {
-        self.metadata.annotations.as_ref()?.get(name).map(String::as_str)
-    }
-
     pub(super) fn class(&self) -> &str {
         self.spec.storage_class_name.as_deref().unwrap_or_default()
     }

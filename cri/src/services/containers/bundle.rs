@@ -13,8 +13,9 @@ use super::service::ContainerService;
 use crate::blocking;
 use crate::container::mount_points;
 use crate::error::Error;
+use crate::json_file::{encode, make_dir};
 use crate::namespaces;
-use crate::records::{ContainerRecord, replace};
+use crate::records::ContainerRecord;
 use crate::sandbox::Sandbox;
 use crate::sandbox::user_namespace::{Mapping, Owner};
 use crate::services::process_file::PROCESS_FILE;
@@ -108,28 +109,11 @@ pub(super) async fn make_log_dir(log_path: &Path) -> Result<(), Error> {
     made.map_err(|why| Error::Kernel { doing: "create the log directory", source: io::Error::other(why) })?
 }
 
-pub(super) fn make_dir(dir: &Path) -> Result<(), Error> {
-    std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
-}
-
-/// Replaces a file: a reader sees the old or the new contents.
-pub(super) fn write_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
-    replace(path, &encode(path, value)?)
-}
-
 /// Writes a file of a container that is being created. Nothing reads it before the creation is complete, and a start
 /// after a crash removes the whole directory. So the file is written in place, which saves a third of the system
 /// calls.
 fn write_new_json<T: serde::Serialize>(path: &Path, value: &T) -> Result<(), Error> {
     write_private(path, &encode(path, value)?).map_err(Error::file("write", path))
-}
-
-fn encode<T: serde::Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, Error> {
-    serde_json::to_vec(value).map_err(|source| Error::Format {
-        doing: "encode",
-        path: path.to_owned(),
-        source,
-    })
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use tracing::{info, warn};
 
-use super::bundle::write_json;
 use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
+use crate::json_file::replace_json;
 use crate::records::{ContainerPhase, ContainerRecord};
 use crate::resize::apply::{Resize, ScoreChange};
 use crate::resize::merged;
@@ -109,7 +109,7 @@ impl ContainerService {
         let path = self.objects.records.container_dir(id).join(PROCESS_FILE);
         let mut process = read_process(&path)?;
         process.set_oom_score_adj(Some(score));
-        write_json(&path, &process)
+        replace_json(&path, &process)
     }
 
     /// Writes new limits to the kernel, off the async executor: the kernel may reclaim memory before a write returns.

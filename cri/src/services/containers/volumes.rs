@@ -9,10 +9,10 @@ use coracle_proto::{cri, shim};
 use nix::fcntl::{AT_FDCWD, OFlag, OpenHow, ResolveFlag, openat2};
 use nix::sys::stat::fstat;
 
-use super::bundle::make_dir;
 use super::service::ContainerService;
 use crate::blocking::{self, Abandoned, FairWork};
 use crate::error::Error;
+use crate::json_file::make_dir;
 use crate::records::ContainerRecord;
 use crate::sandbox::Sandbox;
 use crate::sandbox::files::POD_FILES;

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use coracle_values::CollectMap;
+use coracle_values::{CollectMap, string_list};
 use serde_json::{Map, Value, json};
 
 use crate::request::RequestInfo;
@@ -59,10 +59,8 @@ impl Rule {
     }
 
     fn read(rule: &Value) -> Self {
-        let [verbs, groups, resources, names, urls] = FIELDS.map(|field| {
-            let words = rule[field].as_array().into_iter().flatten().filter_map(Value::as_str);
-            words.map(str::to_owned).collect()
-        });
+        let [verbs, groups, resources, names, urls] =
+            FIELDS.map(|field| string_list::texts(&rule[field]).map(str::to_owned).collect());
         let mut names: Vec<String> = names;
         if names.len() > MANY_NAMES {
             names.sort_unstable();

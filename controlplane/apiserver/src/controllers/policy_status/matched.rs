@@ -8,6 +8,7 @@ use std::{
 use coracle_admission_policies::TypedKind;
 use coracle_cel::Type;
 use coracle_kinds::{Resource, Resources};
+use coracle_values::string_list::texts;
 use serde_json::Value;
 
 /// Maximum number of kinds whose types are checked. Source: `maxTypesToCheck`.
@@ -159,10 +160,6 @@ fn sorted(list: &Value) -> Vec<&str> {
     let mut names: Vec<&str> = texts(list).filter(|name| name.len() <= MAX_NAME_BYTES).collect();
     names.sort_unstable();
     names
-}
-
-fn texts(list: &Value) -> impl Iterator<Item = &str> {
-    list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }
 
 /// Group, version and kind of the parameters.

@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use coracle_connections::{Connections, Limits};
+use coracle_connections::{ConnectionPermit, Connections, Limits};
 use tokio::{net::TcpListener, task::JoinSet};
 
 use super::*;

@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 
-use coracle_connections::{Connections, Limits};
+use coracle_connections::{ConnectionPermit, Connections, Limits};
 use futures::FutureExt as _;
 use http_body::Frame;
 use http_body_util::StreamBody;

@@ -1,0 +1,18 @@
+//! Values of labels in the text format of Prometheus.
+
+/// Escapes the value of a label: backslashes, quotes and ends of lines.
+#[must_use]
+pub fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quotes_backslashes_and_ends_of_lines_are_escaped() {
+        assert_eq!(escaped("zone-a"), "zone-a");
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+}
