@@ -1,9 +1,9 @@
 //! Resource usage of pods and containers, read from their cgroups on request: there is no periodic sampling.
 //!
-//! The files of writable layers are counted. Requests for single objects and lists with a filter wait for recent counts,
-//! because they enforce limits on disk usage. Other requests get the last counts. Some of them also begin counts in the
-//! background: ListContainerStats, ListPodSandboxMetrics and ImageFsInfo. ListPodSandboxStats does not, because most
-//! of its clients need only processor and memory.
+//! The files of writable layers are counted. Requests for single objects and lists with a filter wait for recent
+//! counts, because they enforce limits on disk usage. Other requests get the last counts. Some of them also begin
+//! counts in the background: ListContainerStats, ListPodSandboxMetrics and ImageFsInfo. ListPodSandboxStats does not,
+//! because most of its clients need only processor and memory.
 //!
 //! All calls read files, some of them many, so they run off the async executor.
 

@@ -36,8 +36,8 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
-/// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once. `None`
-/// if `goes_on` ended the count.
+/// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once.
+/// `None` if `goes_on` ended the count.
 fn disk(dir: &Path, goes_on: impl FnMut() -> bool) -> Option<Usage> {
     coracle_tree::usage_while(dir, goes_on).unwrap_or_else(|error| {
         debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");

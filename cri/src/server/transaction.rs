@@ -31,9 +31,9 @@ const MEASURING_MAX: usize = 32;
 /// Calls that measure the writable layers of some containers.
 static MEASURING_CALLS: FileWork = FileWork::new(MEASURING_MAX);
 
-/// Calls that read the statistics of all containers. They read very many files of the kernel, and any client may repeat
-/// them. They must not delay the checks of single pods, so they have permits of their own. They wait for no measurement of
-/// a layer.
+/// Calls that read the statistics of all containers. They do not wait for measurements of layers, but they read very
+/// many files of the kernel, and clients may repeat them. They must not delay the checks of single pods, so they have
+/// permits of their own.
 static MEASURING_LISTS: FileWork = FileWork::new(MEASURING_MAX);
 
 /// Runs a call that measures writable layers of some containers off the async executor. Containers can make the layers

@@ -54,8 +54,8 @@ pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     measured.ok().flatten().unwrap_or_default()
 }
 
-/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod. The built-in runtime
-/// then waits for recent counts; without a uid it returns the last counts.
+/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod. The built-in
+/// runtime then waits for recent counts; without a uid it returns the last counts.
 pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Vec<Layer>> {
     let label_selector = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
