@@ -1,5 +1,5 @@
-//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. Only
-//! requests update this state.
+//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. This
+//! state is updated only for requests.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
