@@ -27,6 +27,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 mod topology;
+mod used;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;

@@ -13,6 +13,7 @@
 //! - An idle runtime has no timers, no polling and no writes.
 
 mod announcement;
+pub mod background_walks;
 pub mod blocking;
 mod cdi;
 mod cgroup;

@@ -22,6 +22,7 @@ use crate::list_stream::{Streamed, batches};
 use crate::records::ContainerPhase;
 use crate::sandbox::Sandbox;
 use crate::stats::StatsService;
+use crate::usage::meter::Recount;
 
 /// Descriptors of all metrics. They do not change while the process runs, as the CRI requires.
 pub(crate) fn descriptors() -> cri::ListMetricDescriptorsResponse {
@@ -76,7 +77,7 @@ impl StatsService {
                 metrics: collector.collect(
                     &self.cgroups,
                     row,
-                    self.layer_usage(row).bytes,
+                    self.layer_usage(row, Recount::InBackground).map(|layer| layer.bytes),
                     container_sheet(pod, row),
                 ),
             });

@@ -1,5 +1,10 @@
 //! Resource usage of pods and containers, read from their cgroups on request: there is no periodic sampling.
 //!
+//! The files of writable layers are counted. Requests for single objects and lists with a filter wait for recent
+//! counts, because they enforce limits on disk usage. Other requests get the last counts. Some of them also begin
+//! counts in the background: ListContainerStats, ListPodSandboxMetrics and ImageFsInfo. ListPodSandboxStats does not,
+//! because most of its clients need only processor and memory.
+//!
 //! All calls read files, some of them many, so they run off the async executor.
 
 mod cgroup;
@@ -20,7 +25,7 @@ use crate::records::{ContainerPhase, Records};
 use crate::sandbox::Sandbox;
 use crate::sandbox::filter::{matches_id, matches_labels};
 use crate::tables::Tables;
-use crate::usage::meter::{Disk, Meter};
+use crate::usage::meter::{Disk, Meter, Recount};
 use crate::usage::{DEFAULT_INTERFACE, Interface, interfaces};
 
 /// Reads the resource usage of pods and containers.
@@ -48,7 +53,7 @@ impl StatsService {
         request: &cri::ContainerStatsRequest,
     ) -> Result<cri::ContainerStatsResponse, Error> {
         let container = self.tables.container(&request.container_id)?;
-        Ok(cri::ContainerStatsResponse { stats: Some(self.stats_of(&container)) })
+        Ok(cri::ContainerStatsResponse { stats: Some(self.stats_of(&container, Recount::Now)) })
     }
 
     /// Containers that match a filter.
@@ -73,7 +78,7 @@ impl StatsService {
     ) -> Result<cri::PodSandboxStatsResponse, Error> {
         let id = &request.pod_sandbox_id;
         let sandbox = self.tables.sandbox(id)?;
-        Ok(cri::PodSandboxStatsResponse { stats: Some(self.pod_stats_of(&sandbox)) })
+        Ok(cri::PodSandboxStatsResponse { stats: Some(self.pod_stats_of(&sandbox, Recount::Now)) })
     }
 
     /// Sandboxes that match a filter.
@@ -87,20 +92,21 @@ impl StatsService {
         sandboxes
     }
 
-    /// Bytes and inodes of all writable layers.
+    /// Bytes and inodes of all writable layers that are counted. The kubelet needs numbers in any case.
     pub(crate) fn writable_usage(&self) -> LayerUsage {
         let containers = self.tables.containers.all();
-        let layers = containers.iter().map(|container| self.layer_usage(container));
+        let layers =
+            containers.iter().filter_map(|container| self.layer_usage(container, Recount::InBackground));
         layers.fold(LayerUsage::default(), |sum, layer| LayerUsage {
             bytes: sum.bytes + layer.bytes,
             inodes: sum.inodes + layer.inodes,
         })
     }
 
-    /// Usage of a container's writable layer.
-    pub(crate) fn layer_usage(&self, container: &Container) -> Disk {
+    /// Usage of a container's writable layer. `None` if there is no count yet and the request does not wait.
+    pub(crate) fn layer_usage(&self, container: &Container, recount: Recount) -> Option<Disk> {
         let ended = matches!(container.phase(), ContainerPhase::Exited(_));
-        container.meter.disk(&self.records.layer_dir(&container.id).join("upper"), ended)
+        container.meter.disk(&self.records.layer_dir(&container.id).join("upper"), ended, recount)
     }
 
     /// Interfaces of a live pod with its own network. Interfaces of the node belong to no pod.
@@ -110,9 +116,9 @@ impl StatsService {
         found.filter(|_| live.shim.is_alive())
     }
 
-    pub(crate) fn stats_of(&self, container: &Container) -> cri::ContainerStats {
+    pub(crate) fn stats_of(&self, container: &Container, recount: Recount) -> cri::ContainerStats {
         let config = &container.record.config;
-        let layer = self.layer_usage(container);
+        let layer = self.layer_usage(container, recount);
         let timestamp = now();
         let group = &container.record.cgroup;
         let cgroups = &self.cgroups;
@@ -130,7 +136,7 @@ impl StatsService {
             }),
             cpu: self.cpu(group, &container.meter, began),
             memory: cgroups.memory(group, timestamp),
-            writable_layer: Some(cri::FilesystemUsage {
+            writable_layer: layer.map(|layer| cri::FilesystemUsage {
                 timestamp: layer.at,
                 fs_id: Some(cri::FilesystemIdentifier { mountpoint: fs_id }),
                 used_bytes: value(layer.bytes),
@@ -141,7 +147,7 @@ impl StatsService {
         }
     }
 
-    pub(crate) fn pod_stats_of(&self, sandbox: &Sandbox) -> cri::PodSandboxStats {
+    pub(crate) fn pod_stats_of(&self, sandbox: &Sandbox, recount: Recount) -> cri::PodSandboxStats {
         let config = sandbox.config();
         let timestamp = now();
         let group = sandbox.cgroup(&self.layout);
@@ -164,7 +170,7 @@ impl StatsService {
                 containers: containers
                     .iter()
                     .filter(|container| container.visible())
-                    .map(|container| self.stats_of(container))
+                    .map(|container| self.stats_of(container, recount))
                     .collect(),
                 io: self.io(&group, timestamp),
             }),

@@ -37,10 +37,11 @@ pub(crate) struct Traffic {
 }
 
 /// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once.
-fn disk(dir: &Path) -> Usage {
-    coracle_tree::usage(dir).unwrap_or_else(|error| {
+/// `None` if `goes_on` ended the count.
+fn disk(dir: &Path, goes_on: impl FnMut() -> bool) -> Option<Usage> {
+    coracle_tree::usage_while(dir, goes_on).unwrap_or_else(|error| {
         debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");
-        Usage::default()
+        Some(Usage::default())
     })
 }
 

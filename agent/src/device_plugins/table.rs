@@ -9,7 +9,7 @@ use coracle_values::CollectMap;
 use serde::{Deserialize, Serialize};
 
 use super::choose::{Choice, DeviceRequest, Devices};
-use super::{edits::Edits, requests::Request};
+use super::{edits::Edits, requests::Request, used::UsedDevices};
 use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.
@@ -81,8 +81,7 @@ pub(super) enum Refusal {
 pub(super) struct Table {
     resources: BTreeMap<String, Resource>,
     pods: HashMap<String, PodDevices>,
-    /// The uid of the pod that has each device, by resource and device.
-    used: BTreeMap<String, HashMap<String, String>>,
+    used: UsedDevices,
     /// Number of the last registration.
     last: u64,
     /// Number of resources forgotten since the agent's start.
@@ -112,8 +111,7 @@ impl Table {
     /// Adds the devices that a pod got from an earlier agent.
     pub(super) fn restore_pod(&mut self, pod: PodDevices) {
         for (resource, allocation) in pod.containers.values().flatten() {
-            let used = self.used.entry(resource.clone()).or_default();
-            used.extend(allocation.devices.keys().map(|id| (id.clone(), pod.uid.clone())));
+            self.used.hold(&pod.uid, resource, allocation.devices.keys());
         }
         self.pods.insert(pod.uid.clone(), pod);
     }
@@ -138,11 +136,11 @@ impl Table {
         let resource = self.resources.get_mut(name).filter(|resource| resource.number == number)?;
         let before = std::mem::replace(&mut resource.devices, devices);
         resource.is_listed = true;
-        let Some(used) = self.used.get(name) else { return Some(BTreeSet::new()) };
+        let Some(used) = self.used.of(name) else { return Some(BTreeSet::new()) };
         // A device that the plugin does not list counts as healthy, as upstream.
         let health = |list: &BTreeMap<String, Device>, id: &str| list.get(id).is_none_or(|d| d.is_healthy);
         let is_changed = |id: &str| health(&before, id) != health(&resource.devices, id);
-        Some(used.iter().filter(|(id, _)| is_changed(id)).map(|(_, uid)| uid.clone()).collect())
+        Some(used.iter().filter(|(id, _)| is_changed(id)).flat_map(|(_, uids)| uids.clone()).collect())
     }
 
     /// Records that the plugin of a resource has ended: its devices are not allocatable. Returns whether it was the
@@ -158,7 +156,7 @@ impl Table {
         let resource = self.resources.get_mut(name);
         if let Some(resource) = resource.filter(|r| r.number == number && !r.is_listed) {
             resource.is_removed = true;
-            let used = self.used.get(name);
+            let used = self.used.of(name);
             resource.devices.retain(|id, _| used.is_some_and(|used| used.contains_key(id)));
         }
     }
@@ -206,7 +204,7 @@ impl Table {
 
     /// Whether devices of the resource are allocated here.
     pub(super) fn manages(&self, name: &str) -> bool {
-        self.resources.get(name).is_some_and(|resource| !resource.is_removed) || self.used.contains_key(name)
+        self.resources.get(name).is_some_and(|resource| !resource.is_removed) || self.used.of(name).is_some()
     }
 
     /// Whether there is neither a resource nor a pod with devices.
@@ -303,8 +301,7 @@ impl Table {
             known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
         };
         let devices: Devices = ids.iter().map(|id| (id.clone(), nodes(id))).collect_map();
-        let used = self.used.entry(want.resource.clone()).or_default();
-        used.extend(ids.iter().map(|id| (id.clone(), owner.uid.to_owned())));
+        self.used.hold(owner.uid, &want.resource, &ids);
         let pod = self.pods.entry(owner.uid.to_owned()).or_default();
         pod.uid = owner.uid.to_owned();
         let allocation = Allocation { devices, affinity: want.affinity, ..Allocation::default() };
@@ -320,9 +317,7 @@ impl Table {
         let Some(old) = container.and_then(|container| container.remove(resource)) else { return };
         let others = pod.containers.values().filter_map(|container| container.get(resource));
         let kept: BTreeSet<&String> = others.flat_map(|allocation| allocation.devices.keys()).collect();
-        if let Some(used) = self.used.get_mut(resource) {
-            used.retain(|id, _| kept.contains(id) || !old.devices.contains_key(id));
-        }
+        self.used.release(owner.uid, resource, old.devices.keys().filter(|id| !kept.contains(id)));
     }
 
     /// Stores the plugin's answer for devices that a container has. Returns false if the pod was released meanwhile.
@@ -353,9 +348,9 @@ impl Table {
     /// devices.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
-        self.used.clear();
-        let others = std::mem::take(&mut self.pods);
-        others.into_values().for_each(|other| self.restore_pod(other));
+        for (resource, allocation) in pod.containers.values().flatten() {
+            self.used.release(uid, resource, allocation.devices.keys());
+        }
         Some(pod)
     }
 
@@ -388,7 +383,7 @@ impl Table {
 
     /// The healthy devices of a resource that no pod has.
     fn free(&self, name: &str) -> Devices {
-        let used = self.used.get(name);
+        let used = self.used.of(name);
         let is_free = |id: &String| used.is_none_or(|used| !used.contains_key(id));
         let healthy = self.resources.get(name).into_iter().flat_map(Resource::healthy);
         healthy.filter(|(id, _)| is_free(id)).map(own).collect_map()
@@ -648,7 +643,10 @@ mod tests {
         assert_eq!(changed, BTreeSet::from(["p".to_owned()]));
         assert_eq!(health(&table), "Unhealthy");
         assert!(table.list(NAME, number, list(false)).unwrap().is_empty());
-        assert_eq!(table.list(NAME, number, devices(&[])).unwrap().len(), 1);
+        let record = PodDevices { uid: "q".to_owned(), ..table.pod("p").unwrap().clone() };
+        table.restore_pod(record);
+        let both = BTreeSet::from(["p", "q"].map(str::to_owned));
+        assert_eq!(table.list(NAME, number, devices(&[])).unwrap(), both);
         assert_eq!(health(&table), "Healthy");
         assert!(table.health(at("p", "other")).is_empty());
     }

@@ -4,6 +4,8 @@
 mod fields;
 mod resources;
 
+use std::collections::HashMap;
+
 use coracle_proto::nri::{
     Container, ContainerAdjustment, ContainerEviction, ContainerUpdate, CreateContainerResponse, Field,
     LinuxContainerAdjustment, LinuxResources,
@@ -47,6 +49,8 @@ pub struct Creation {
 pub struct Updates {
     /// The updates, in the order of the first request for each container.
     pub list: Vec<ContainerUpdate>,
+    /// The places of the containers in the list, by id.
+    places: HashMap<String, usize>,
 }
 
 /// State of the update of a container. Plugins may change the update.
@@ -183,32 +187,42 @@ impl Updates {
         owners: &mut Owners,
     ) -> Result<(), Conflict> {
         let id = &update.container_id;
-        let at = self.list.iter().position(|known| known.container_id == *id);
-        let mut merged = match at {
-            Some(at) => self.list[at].clone(),
-            None => ContainerUpdate {
-                container_id: id.clone(),
-                linux: None,
-                ignore_failure: update.ignore_failure,
-            },
-        };
-        merged.ignore_failure &= update.ignore_failure;
-        if let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
-            let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
-            // The claims are made on a copy: if one claim is refused, no claim may remain.
-            let mut tried = owners.clone();
-            match resources::merge(requested, &mut tried.claims(id, plugin), &mut [target]) {
-                Ok(()) => *owners = tried,
-                Err(_conflict) if update.ignore_failure => return Ok(()),
-                Err(conflict) => return Err(conflict),
-            }
+        let requested = requested_of(update);
+        match requested.map_or(Ok(()), |requested| claim(requested, owners.claims(id, plugin))) {
+            Ok(()) => {}
+            Err(_conflict) if update.ignore_failure => return Ok(()),
+            Err(conflict) => return Err(conflict),
         }
-        match at {
-            Some(at) => self.list[at] = merged,
-            None => self.list.push(merged),
+        let at = *self.places.entry(id.clone()).or_insert_with(|| {
+            let ignore_failure = update.ignore_failure;
+            self.list.push(ContainerUpdate { container_id: id.clone(), linux: None, ignore_failure });
+            self.list.len() - 1
+        });
+        let merged = &mut self.list[at];
+        merged.ignore_failure &= update.ignore_failure;
+        if let Some(requested) = requested {
+            apply(requested, merged.linux.get_or_insert_default().resources.get_or_insert_default())?;
         }
         Ok(())
     }
+}
+
+fn requested_of(update: &ContainerUpdate) -> Option<&LinuxResources> {
+    update.linux.as_ref()?.resources.as_ref()
+}
+
+/// Claims all requested fields, or none of them.
+fn claim(requested: &LinuxResources, mut claims: Claims<'_>) -> Result<(), Conflict> {
+    let claimed = resources::merge(requested, &mut claims, &mut []);
+    if claimed.is_err() {
+        claims.undo();
+    }
+    claimed
+}
+
+/// Sets the requested fields, which are claimed.
+fn apply(requested: &LinuxResources, target: &mut LinuxResources) -> Result<(), Conflict> {
+    resources::merge(requested, &mut Owners::default().claims("", ""), &mut [target])
 }
 
 // === impl Change ===
@@ -236,14 +250,11 @@ impl Change {
     }
 
     fn merge_own(&mut self, plugin: &str, update: &ContainerUpdate) -> Result<(), Conflict> {
-        let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) else {
-            return Ok(());
-        };
-        let (mut tried, mut owners) = (self.resources.clone(), self.owners.clone());
-        match resources::merge(requested, &mut owners.claims(&self.id, plugin), &mut [&mut tried]) {
+        let Some(requested) = requested_of(update) else { return Ok(()) };
+        match claim(requested, self.owners.claims(&self.id, plugin)) {
             Ok(()) => {
-                (self.resources, self.owners, self.changed) = (tried, owners, true);
-                Ok(())
+                self.changed = true;
+                apply(requested, &mut self.resources)
             }
             Err(_conflict) if update.ignore_failure => Ok(()),
             Err(conflict) => Err(conflict),

@@ -1,6 +1,8 @@
 //! Field ownership: two plugins that set the same field of a container conflict, unless the later plugin has removed
 //! the value first.
 
+use std::collections::BTreeMap;
+
 use coracle_proto::nri::{Field, FieldOwners, OwningPlugins};
 
 use crate::mark::{mark, unmark};
@@ -29,6 +31,16 @@ pub struct Owners {
 pub struct Claims<'a> {
     owners: &'a mut FieldOwners,
     plugin: &'a str,
+    made: Vec<Made>,
+}
+
+/// A claim of a field, or of an entry of a field.
+#[derive(Debug)]
+struct Made {
+    field: i32,
+    entry: Option<String>,
+    /// The plugin that removed the value before.
+    former: Option<String>,
 }
 
 // === impl Owners ===
@@ -36,7 +48,8 @@ pub struct Claims<'a> {
 impl Owners {
     /// Claims of `plugin` on the container `id`.
     pub fn claims<'a>(&'a mut self, id: &str, plugin: &'a str) -> Claims<'a> {
-        Claims { owners: self.plugins.owners.entry(id.to_owned()).or_default(), plugin }
+        let owners = self.plugins.owners.entry(id.to_owned()).or_default();
+        Claims { owners, plugin, made: Vec::new() }
     }
 }
 
@@ -50,7 +63,8 @@ impl Claims<'_> {
     pub fn set(&mut self, field: Field) -> Result<(), Conflict> {
         let key = i32::from(field);
         self.check(self.owners.simple.get(&key), || name(field).to_owned())?;
-        self.owners.simple.insert(key, self.plugin.to_owned());
+        let former = self.owners.simple.insert(key, self.plugin.to_owned());
+        self.made.push(Made { field: key, entry: None, former });
         Ok(())
     }
 
@@ -63,8 +77,23 @@ impl Claims<'_> {
         let owner = self.owners.compound.get(&key).and_then(|entries| entries.owners.get(entry));
         self.check(owner, || format!("{} {entry}", name(field)))?;
         let entries = self.owners.compound.entry(key).or_default();
-        entries.owners.insert(entry.to_owned(), self.plugin.to_owned());
+        let former = entries.owners.insert(entry.to_owned(), self.plugin.to_owned());
+        self.made.push(Made { field: key, entry: Some(entry.to_owned()), former });
         Ok(())
+    }
+
+    /// Takes back the claims of fields and entries, the last one first.
+    pub(crate) fn undo(self) {
+        let Self { owners, made, .. } = self;
+        for Made { field, entry, former } in made.into_iter().rev() {
+            match entry {
+                None => restore(&mut owners.simple, field, former),
+                Some(entry) => {
+                    let entries = owners.compound.entry(field).or_default();
+                    restore(&mut entries.owners, entry, former);
+                }
+            }
+        }
     }
 
     /// Records that the plugin removed the value. Only this plugin may set it again.
@@ -101,6 +130,14 @@ fn name(field: Field) -> &'static str {
     field.as_str_name()
 }
 
+/// Sets a key to its former value.
+fn restore<K: Ord>(values: &mut BTreeMap<K, String>, key: K, former: Option<String>) {
+    match former {
+        Some(former) => values.insert(key, former),
+        None => values.remove(&key),
+    };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,6 +151,22 @@ mod tests {
         owners.claims("c", "20-b").clear(Field::MemLimit);
         owners.claims("c", "20-b").set(Field::MemLimit).expect("cleared");
         owners.claims("d", "20-b").set(Field::MemLimit).expect("another container");
+    }
+
+    #[test]
+    fn claims_that_are_taken_back_leave_the_former_owners() {
+        let mut owners = Owners::default();
+        owners.claims("c", "10-a").set(Field::CpuQuota).expect("free");
+        owners.claims("c", "20-b").clear(Field::MemLimit);
+        let before = owners.plugins.owners["c"].simple.clone();
+        let mut claims = owners.claims("c", "20-b");
+        claims.set(Field::MemLimit).expect("cleared");
+        claims.set(Field::PidsLimit).expect("free");
+        claims.set_entry(Field::Env, "X").expect("free");
+        claims.set(Field::CpuQuota).expect_err("taken");
+        claims.undo();
+        assert_eq!(owners.plugins.owners["c"].simple, before);
+        owners.claims("c", "30-c").set_entry(Field::Env, "X").expect("free again");
     }
 
     #[test]

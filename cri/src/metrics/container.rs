@@ -45,12 +45,12 @@ impl Collector {
         Self { devices: Devices::default(), layers: Layers::read(layers_dir), pages: page_sizes() }
     }
 
-    /// All metrics of a running container.
+    /// All metrics of a running container. `layer_bytes` is `None` if its files are not counted yet.
     pub(super) fn collect(
         &self,
         cgroups: &Cgroups,
         container: &Container,
-        layer_bytes: u64,
+        layer_bytes: Option<u64>,
         mut builder: MetricBuilder,
     ) -> Vec<coracle_proto::cri::Metric> {
         let group = Group { cgroups, path: &container.record.cgroup };
@@ -68,7 +68,9 @@ impl Collector {
         builder.put(&names::FS_INODES, &device, self.layers.inodes);
         builder.put(&names::FS_INODES_FREE, &device, self.layers.inodes_free);
         builder.put(&names::FS_LIMIT, &device, self.layers.bytes);
-        builder.put(&names::FS_USAGE, &device, layer_bytes);
+        if let Some(bytes) = layer_bytes {
+            builder.put(&names::FS_USAGE, &device, bytes);
+        }
         group.processes(&mut builder, container.pid());
         builder.metrics
     }

@@ -14,6 +14,11 @@ pub(crate) fn matches_id(id: &str, requested: &str) -> bool {
     requested.is_empty() || id == requested
 }
 
+/// Whether a request has no filter or an empty one. Then it is for all objects.
+pub(crate) fn selects_all<F: Default + PartialEq>(filter: Option<&F>) -> bool {
+    filter.is_none_or(|filter| *filter == F::default())
+}
+
 /// The fields that filters match.
 pub(crate) struct Subject<'a> {
     pub(crate) id: &'a str,

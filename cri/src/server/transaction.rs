@@ -12,6 +12,7 @@ use tracing::warn;
 use crate::blocking::FileWork;
 use crate::error::Error;
 use crate::names::Claim;
+use crate::sandbox::filter::selects_all;
 
 /// The result of a gRPC method.
 pub(crate) type Answer<T> = Result<Response<T>, Status>;
@@ -24,15 +25,15 @@ pub(super) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
 }
 
-/// Maximum calls of each of the two kinds that measure writable layers.
+/// Maximum calls of each of the two kinds that read statistics.
 const MEASURING_MAX: usize = 32;
 
 /// Calls that measure the writable layers of some containers.
 static MEASURING_CALLS: FileWork = FileWork::new(MEASURING_MAX);
 
-/// Calls that measure the writable layers of all containers. After a start of the node, each of these calls takes as
-/// long as the first measurements of all layers together, and clients repeat the calls meanwhile. They must not delay
-/// the checks of single pods, so they have permits of their own.
+/// Calls that read the statistics of all containers. They do not wait for measurements of layers, but they read very
+/// many files of the kernel, and clients may repeat them. They must not delay the checks of single pods, so they have
+/// permits of their own.
 static MEASURING_LISTS: FileWork = FileWork::new(MEASURING_MAX);
 
 /// Runs a call that measures writable layers of some containers off the async executor. Containers can make the layers
@@ -43,7 +44,7 @@ pub(super) async fn measure<T: Send + 'static>(
     measured(MEASURING_CALLS.run(call).await)
 }
 
-/// Like [`measure`], for all containers.
+/// Runs a call that reads the statistics of all containers off the async executor.
 pub(super) async fn measure_all<T: Send + 'static>(
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Answer<T> {
@@ -55,11 +56,7 @@ pub(super) async fn measure_list<T: Send + 'static, F: Default + PartialEq>(
     filter: Option<&F>,
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Answer<T> {
-    if filter.is_none_or(|filter| *filter == F::default()) {
-        measure_all(call).await
-    } else {
-        measure(call).await
-    }
+    if selects_all(filter) { measure_all(call).await } else { measure(call).await }
 }
 
 /// The response of a call that has measured, or the failure of its thread.

@@ -5,6 +5,8 @@ use coracle_proto::cri;
 use super::StatsService;
 use crate::list_stream::Streamed;
 use crate::list_stream::batches;
+use crate::sandbox::filter::selects_all;
+use crate::usage::meter::Recount;
 
 impl StatsService {
     /// Usage of the containers that match a filter.
@@ -12,8 +14,11 @@ impl StatsService {
         &self,
         request: cri::ListContainerStatsRequest,
     ) -> cri::ListContainerStatsResponse {
+        let recount = recount(request.filter.as_ref(), Recount::InBackground);
         let containers = self.matching_containers(request.filter);
-        cri::ListContainerStatsResponse { stats: containers.iter().map(|row| self.stats_of(row)).collect() }
+        cri::ListContainerStatsResponse {
+            stats: containers.iter().map(|row| self.stats_of(row, recount)).collect(),
+        }
     }
 
     /// The list as a stream of batches; each batch is read when it is sent.
@@ -22,8 +27,9 @@ impl StatsService {
         request: cri::StreamContainerStatsRequest,
     ) -> Streamed<cri::StreamContainerStatsResponse> {
         let service = self.clone();
+        let recount = recount(request.filter.as_ref(), Recount::InBackground);
         let containers = self.matching_containers(request.filter).into_iter();
-        let stats = containers.map(move |container| service.stats_of(&container));
+        let stats = containers.map(move |container| service.stats_of(&container, recount));
         batches(stats, |container_stats| cri::StreamContainerStatsResponse { container_stats })
     }
 
@@ -32,9 +38,10 @@ impl StatsService {
         &self,
         request: cri::ListPodSandboxStatsRequest,
     ) -> cri::ListPodSandboxStatsResponse {
+        let recount = recount(request.filter.as_ref(), Recount::Never);
         let sandboxes = self.matching_sandboxes(request.filter);
         cri::ListPodSandboxStatsResponse {
-            stats: sandboxes.iter().map(|row| self.pod_stats_of(row)).collect(),
+            stats: sandboxes.iter().map(|row| self.pod_stats_of(row, recount)).collect(),
         }
     }
 
@@ -44,8 +51,30 @@ impl StatsService {
         request: cri::StreamPodSandboxStatsRequest,
     ) -> Streamed<cri::StreamPodSandboxStatsResponse> {
         let service = self.clone();
+        let recount = recount(request.filter.as_ref(), Recount::Never);
         let sandboxes = self.matching_sandboxes(request.filter).into_iter();
-        let stats = sandboxes.map(move |sandbox| service.pod_stats_of(&sandbox));
+        let stats = sandboxes.map(move |sandbox| service.pod_stats_of(&sandbox, recount));
         batches(stats, |pod_sandbox_stats| cri::StreamPodSandboxStatsResponse { pod_sandbox_stats })
+    }
+}
+
+/// A list with a filter waits for counts. `of_all` is the rule for lists of all objects.
+fn recount<F: Default + PartialEq>(filter: Option<&F>, of_all: Recount) -> Recount {
+    if selects_all(filter) { of_all } else { Recount::Now }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lists_with_a_filter_wait_for_counts() {
+        let of_one = cri::ContainerStatsFilter { id: "c".to_owned(), ..Default::default() };
+        assert_eq!(recount(Some(&of_one), Recount::InBackground), Recount::Now);
+        let empty = cri::ContainerStatsFilter::default();
+        for filter in [None, Some(&empty)] {
+            assert_eq!(recount(filter, Recount::InBackground), Recount::InBackground);
+        }
+        assert_eq!(recount::<cri::PodSandboxStatsFilter>(None, Recount::Never), Recount::Never);
     }
 }

@@ -1,36 +1,53 @@
-//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. Only
-//! requests update this state.
+//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. This
+//! state is updated only for requests.
 
 use std::path::Path;
-use std::sync::{Mutex, OnceLock, TryLockError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
 use coracle_tree::Usage;
 
 use super::disk;
+use crate::background_walks::{self, TimeLimit};
 use crate::clock::now;
 use crate::lock::locked;
 
 /// Minimum time between two readings of a rate, in nanoseconds: `crictl stats` reads twice, a second apart.
 const MIN_INTERVAL: i64 = 500_000_000;
-/// A disk count is reused for this many times its own duration. So counting takes at most 2% of a CPU with any number
-/// of requests.
+/// A disk count is reused for this many times its own duration by requests that wait for counts. So the counts of one
+/// container take at most 2% of a CPU with any number of requests.
 const REUSE_FACTOR: u32 = 50;
+/// Minimum age of a disk count before the background counts again. containerd measures its snapshots in this interval.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// State of one container or sandbox.
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
-    /// Boxed, because the files of most objects are never counted.
-    disk: OnceLock<Box<DiskMeter>>,
+    /// On the heap, because the files of most objects are never counted.
+    disk: OnceLock<Arc<DiskMeter>>,
+}
+
+/// What a request does if the last disk count is too old.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Recount {
+    /// It waits for another count.
+    Now,
+    /// It begins another count in the background, and gets the last one.
+    InBackground,
+    /// It gets the last one.
+    Never,
 }
 
 /// State of the disk usage of one object.
 #[derive(Debug, Default)]
 struct DiskMeter {
     counted: Mutex<Option<Counted>>,
-    /// Held during a count.
+    /// Held during a count for which a request waits.
     counting: Mutex<()>,
+    /// Whether a count waits or runs in the background.
+    in_background: AtomicBool,
 }
 
 /// The last two readings of a counter.
@@ -72,17 +89,47 @@ impl Meter {
         locked(&self.rate).note(Reading { at, used }, began)
     }
 
-    /// The disk usage of a directory. It is counted again when the last count is too old. `ended` means that the directory no
-    /// longer changes: then one count is enough. During a count, other callers get the last result. Without a last
-    /// result, they wait.
-    pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
-        self.disk.get_or_init(Box::default).disk(dir, ended)
+    /// The disk usage of a directory. `ended` means that the directory no longer changes: then one count is enough.
+    /// `None` if there is no count yet and the request does not wait.
+    pub(crate) fn disk(&self, dir: &Path, ended: bool, recount: Recount) -> Option<Disk> {
+        let meter = || self.disk.get_or_init(Arc::default);
+        match recount {
+            Recount::Now => Some(meter().disk(dir, ended)),
+            Recount::InBackground => meter().refreshed(dir, ended),
+            Recount::Never => self.disk.get()?.last_count(|_any| true),
+        }
     }
 }
 
 // === impl DiskMeter ===
 
 impl DiskMeter {
+    /// The last count. Begins another one in the background if it is too old.
+    fn refreshed(self: &Arc<Self>, dir: &Path, ended: bool) -> Option<Disk> {
+        let counted = *locked(&self.counted);
+        let is_due = counted.is_none_or(|known| known.is_due(ended));
+        if is_due && !self.in_background.swap(true, Ordering::AcqRel) {
+            let (meter, dir) = (Arc::downgrade(self), dir.to_owned());
+            let took = counted.map(|known| known.took);
+            background_walks::begin(took, move |limit| {
+                // The container may be removed meanwhile.
+                meter.upgrade().is_none_or(|meter| meter.count_within(&dir, ended, limit))
+            });
+        }
+        counted.map(|known| known.disk)
+    }
+
+    /// Counts in the background. Returns false if the time limit ended the count.
+    fn count_within(&self, dir: &Path, ended: bool, limit: TimeLimit) -> bool {
+        let since = Instant::now();
+        let Some(usage) = disk(dir, || !limit.is_over()) else { return false };
+        self.store(usage, since, ended);
+        self.in_background.store(false, Ordering::Release);
+        true
+    }
+
+    /// The last count, or another one if it is too old. During a count, other callers get the last result. Without a
+    /// last result, they wait.
     fn disk(&self, dir: &Path, ended: bool) -> Disk {
         if let Some(known) = self.last_count(|known| known.serves(ended)) {
             return known;
@@ -100,9 +147,16 @@ impl DiskMeter {
             return known;
         }
         let since = Instant::now();
-        let Usage { bytes, inodes } = disk(dir);
+        self.store(disk(dir, || true).unwrap_or_default(), since, ended)
+    }
+
+    /// Stores a result, unless another count began later and ended earlier.
+    fn store(&self, Usage { bytes, inodes }: Usage, since: Instant, last: bool) -> Disk {
         let disk = Disk { at: now(), bytes, inodes };
-        *locked(&self.counted) = Some(Counted { disk, since, took: since.elapsed(), last: ended });
+        let mut counted = locked(&self.counted);
+        if counted.is_none_or(|known| known.since <= since) {
+            *counted = Some(Counted { disk, since, took: since.elapsed(), last });
+        }
         disk
     }
 
@@ -137,6 +191,12 @@ fn rate(from: Reading, to: Reading) -> Option<u64> {
 // === impl Counted ===
 
 impl Counted {
+    /// Whether the background has to count again.
+    fn is_due(&self, ended: bool) -> bool {
+        !self.last && (ended || self.since.elapsed() >= REFRESH_INTERVAL)
+    }
+
+    /// Whether the result is recent enough for a request that waits for counts.
     fn serves(&self, ended: bool) -> bool {
         self.last || !ended && self.since.elapsed() < self.took.saturating_mul(REUSE_FACTOR)
     }
@@ -165,15 +225,59 @@ mod tests {
         assert_eq!(meter.nano_cores(18 * SECOND, 1_000_000_000, 17 * SECOND), Some(1_000_000_000));
     }
 
+    /// A count that began this many seconds ago and took three seconds.
+    fn counted(ago: u64) -> Counted {
+        let since = Instant::now().checked_sub(Duration::from_secs(ago)).expect("a clock that runs for long");
+        let disk = Disk { at: 0, bytes: 0, inodes: 7 };
+        Counted { disk, since, took: Duration::from_secs(3), last: false }
+    }
+
+    #[test]
+    fn counts_in_the_background_are_for_later_requests() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::write(dir.path().join("a"), "a").expect("write");
+        let meter = Meter::default();
+        let found = |recount| meter.disk(dir.path(), false, recount).map(|disk| disk.inodes);
+        assert_eq!(found(Recount::Never), None);
+        assert_eq!(found(Recount::InBackground), None, "the request does not wait");
+        coracle_testing::eventually("the count", 60, || found(Recount::Never).is_some());
+        std::fs::write(dir.path().join("b"), "b").expect("write");
+        assert_eq!(found(Recount::Never), Some(1));
+        *locked(&meter.disk.get().expect("counted").counted) = Some(counted(100));
+        assert_eq!(found(Recount::InBackground), Some(7), "the last count");
+        coracle_testing::eventually("another count", 60, || found(Recount::InBackground) == Some(2));
+    }
+
+    #[test]
+    fn counts_in_the_background_are_repeated_after_an_interval_and_once_after_the_end() {
+        assert!(!Counted { since: Instant::now() + REFRESH_INTERVAL, ..counted(0) }.is_due(false));
+        assert!(counted(11).is_due(false) && counted(0).is_due(true));
+        let last = Counted { last: true, ..counted(100) };
+        assert!(!last.is_due(true) && !last.is_due(false));
+    }
+
+    #[test]
+    fn a_count_without_time_is_not_stored() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::write(dir.path().join("a"), "a").expect("write");
+        let meter = DiskMeter::default();
+        assert!(!meter.count_within(dir.path(), false, TimeLimit::of(Duration::ZERO)));
+        assert_eq!(meter.last_count(|_any| true), None);
+        assert!(meter.count_within(dir.path(), false, TimeLimit::NONE));
+        assert_eq!(meter.last_count(|_any| true).map(|disk| disk.inodes), Some(1));
+    }
+
+    #[test]
+    fn a_count_that_began_earlier_replaces_no_later_one() {
+        let meter = DiskMeter::default();
+        let usage = |inodes| Usage { bytes: 0, inodes };
+        meter.store(usage(2), counted(10).since, true);
+        meter.store(usage(1), counted(20).since, false);
+        assert_eq!(meter.last_count(|known| known.last).map(|disk| disk.inodes), Some(2));
+    }
+
     #[test]
     fn a_slow_count_is_reused_for_fifty_times_its_duration() {
-        let disk = Disk { at: 0, bytes: 0, inodes: 0 };
-        let counted = |ago: u64| Counted {
-            disk,
-            since: Instant::now().checked_sub(Duration::from_secs(ago)).expect("a clock that runs for long"),
-            took: Duration::from_secs(3),
-            last: false,
-        };
         assert!(counted(100).serves(false));
         assert!(!counted(151).serves(false));
         assert!(!counted(1).serves(true));
@@ -207,13 +311,13 @@ mod tests {
     #[tokio::test]
     async fn an_ended_directory_is_counted_once() {
         let dir = tempfile::tempdir().expect("directory");
-        let meter = Meter::default();
+        let meter = DiskMeter::default();
         std::fs::write(dir.path().join("a"), "a").expect("write");
         assert_eq!(meter.disk(dir.path(), true).inodes, 1);
         std::fs::write(dir.path().join("b"), "b").expect("write");
         assert_eq!(meter.disk(dir.path(), true).inodes, 1);
         // A fast count of a live directory is soon repeated.
-        let meter = Meter::default();
+        let meter = DiskMeter::default();
         assert_eq!(meter.disk(dir.path(), false).inodes, 2);
         std::fs::write(dir.path().join("c"), "c").expect("write");
         let is_counted = || meter.disk(dir.path(), false).inodes == 3;

@@ -22,9 +22,17 @@ async fn start_listening(machine: &Machine, id: &str) {
     eventually_async("the container listens", 20, listens).await;
 }
 
-/// Waits until containers use at least `bytes`. The longer a measurement takes, the longer the runtime caches it.
-async fn wait_for_usage(machine: &Machine, bytes: u64) -> cri::ImageFsInfoResponse {
+/// The statistics of one container. The request waits for a count of its files.
+async fn stats_of(machine: &Machine, id: &str) -> cri::ContainerStats {
+    let request = Request::new(cri::ContainerStatsRequest { container_id: id.to_owned() });
+    let response = machine.runtime.container_stats(request).await.expect("stats").into_inner();
+    response.stats.expect("stats")
+}
+
+/// Waits until the container uses at least `bytes`. The longer a measurement takes, the longer the runtime caches it.
+async fn wait_for_usage(machine: &Machine, id: &str, bytes: u64) -> cri::ImageFsInfoResponse {
     eventually_async(&format!("containers use {bytes} bytes"), 20, async || {
+        stats_of(machine, id).await;
         let request = Request::new(cri::ImageFsInfoRequest {});
         let info = machine.runtime.image_fs_info(request).await.expect("info").into_inner();
         let used = info.container_filesystems[0].used_bytes.as_ref().expect("bytes").value;
@@ -49,6 +57,8 @@ pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machin
         machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], limited).await.expect("create");
     start_listening(machine, &id).await;
     machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
+    // The next request does not wait for a count of files.
+    stats_of(machine, &id).await;
     let request = Request::new(cri::ListMetricDescriptorsRequest {});
     let descriptors =
         machine.runtime.list_metric_descriptors(request).await.expect("list").into_inner().descriptors;
@@ -107,17 +117,7 @@ pub(crate) async fn rates_and_sizes_match_the_usage(machine: &mut Machine) {
     };
     let id = machine.create(&pod, "busy", &["sh", "-c", "while :; do :; done"], half).await.expect("create");
     machine.start(&id).await;
-    let stats = async || {
-        let request = cri::ContainerStatsRequest { container_id: id.clone() };
-        machine
-            .runtime
-            .container_stats(Request::new(request))
-            .await
-            .expect("stats")
-            .into_inner()
-            .stats
-            .expect("stats")
-    };
+    let stats = async || stats_of(machine, &id).await;
     let cores = |stats: &cri::ContainerStats| {
         let cpu = stats.cpu.as_ref().expect("cpu");
         cpu.usage_nano_cores.as_ref().map(|value| value.value)
@@ -141,7 +141,7 @@ pub(crate) async fn rates_and_sizes_match_the_usage(machine: &mut Machine) {
     let mount = layer.fs_id.expect("file system").mountpoint;
     assert!(std::path::Path::new(&mount).is_dir());
     machine.exec(&id, &["dd", "if=/dev/zero", "of=/big", "bs=1M", "count=3"], 0).await.expect("exec");
-    let info = wait_for_usage(machine, 3 << 20).await;
+    let info = wait_for_usage(machine, &id, 3 << 20).await;
     let containers = &info.container_filesystems[0];
     assert_eq!(containers.fs_id.as_ref().expect("file system").mountpoint, mount);
     assert!(info.image_filesystems[0].used_bytes.as_ref().expect("bytes").value > 1 << 20);

@@ -21,7 +21,7 @@ use rustix::fs::OFlags;
 pub use read::{is_refusal, read, read_end, read_lossy};
 pub use remove::{remove, remove_at, remove_file};
 pub use renames::open_despite_renames;
-pub use usage::{Usage, usage};
+pub use usage::{Usage, usage_while};
 pub use walk::{Found, walk, walk_all, walk_all_while, walk_while};
 
 /// Flags for opening directories.

@@ -1,11 +1,12 @@
 //! Disk usage of a directory tree.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 use rustix::fs::{FileType, statvfs};
 
-use crate::walk::walk;
+use crate::walk::walk_while;
 
 /// The number of parts that make one whole file. Each name of a file counts an equal share of them.
 const PARTS_PER_FILE: u128 = 1 << 60;
@@ -26,11 +27,17 @@ pub struct Usage {
 /// If a process moves directories so that the walk does not end, or nests them too deeply, the directory counts at least
 /// all used bytes of its file system.
 ///
+/// The walk ends when `goes_on` returns false. Then the result is `None`.
+///
 /// # Errors
 /// See [`walk`](crate::walk()), except EAGAIN.
-pub fn usage(dir: &Path) -> io::Result<Usage> {
-    let (mut bytes, mut inodes) = (0, 0);
-    let walked = walk(dir, |found| {
+pub fn usage_while(dir: &Path, mut goes_on: impl FnMut() -> bool) -> io::Result<Option<Usage>> {
+    let (mut bytes, mut inodes, mut is_complete) = (0, 0, true);
+    let walked = walk_while(dir, |found| {
+        is_complete = goes_on();
+        if !is_complete {
+            return ControlFlow::Break(());
+        }
         let stat = found.stat;
         // The link count of a directory grows with its subdirectories; it still has only one name.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -38,8 +45,12 @@ pub fn usage(dir: &Path) -> io::Result<Usage> {
         let part = PARTS_PER_FILE / names;
         inodes += part;
         bytes += u128::try_from(stat.st_blocks).unwrap_or_default() * 512 * part;
+        ControlFlow::Continue(())
     });
-    completed(walked, dir, Usage { bytes: whole_units(bytes), inodes: whole_units(inodes) })
+    if !is_complete {
+        return Ok(None);
+    }
+    completed(walked, dir, Usage { bytes: whole_units(bytes), inodes: whole_units(inodes) }).map(Some)
 }
 
 /// The usage after a walk that counted `known`. If the walk ended with EAGAIN, the result has at least all used bytes of
@@ -67,6 +78,25 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
+
+    fn usage(dir: &Path) -> io::Result<Usage> {
+        usage_while(dir, || true).map(|usage| usage.expect("complete"))
+    }
+
+    #[test]
+    fn a_count_ends_where_its_caller_ends_it() {
+        let dir = tempfile::tempdir().expect("directory");
+        for file in ["a", "b", "c"] {
+            std::fs::write(dir.path().join(file), "file").expect("write");
+        }
+        let mut left = 2;
+        let goes_on = || {
+            left -= 1;
+            left > 0
+        };
+        assert_eq!(usage_while(dir.path(), goes_on).expect("the end is not an error"), None);
+        assert_eq!(left, 0);
+    }
 
     #[test]
     fn a_file_with_several_names_counts_once() {

@@ -10,40 +10,35 @@ use k8s_openapi::api::core::v1::Pod;
 /// most 2 % of a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
 
-/// The last measurements by the uids of pods, and when the next measurements are due.
+/// When the next measurements are due, by the uids of the pods that were measured.
 #[derive(Debug)]
-pub(super) struct DueTimes<T> {
+pub(super) struct DueTimes {
     /// Minimum interval of the measurements of a pod.
     interval: Duration,
-    measured: HashMap<String, (T, Instant)>,
+    measured: HashMap<String, Instant>,
 }
 
 // === impl DueTimes ===
 
-impl<T> DueTimes<T> {
+impl DueTimes {
     pub(super) fn new(interval: Duration) -> Self {
         Self { interval, measured: HashMap::new() }
     }
 
     pub(super) fn is_due(&self, uid: &str, now: Instant) -> bool {
-        self.measured.get(uid).is_none_or(|(_, due)| now >= *due)
+        self.measured.get(uid).is_none_or(|due| now >= *due)
     }
 
     /// Adds a measurement with its start and its duration. After a slow measurement the next measurement is due later.
-    pub(super) fn add(&mut self, uid: &str, measured: T, begun: Instant, took: Duration) {
+    pub(super) fn add(&mut self, uid: &str, begun: Instant, took: Duration) {
         let due = begun + self.interval.max(took * MIN_INTERVAL_FACTOR);
-        self.measured.insert(uid.to_owned(), (measured, due));
+        self.measured.insert(uid.to_owned(), due);
     }
 
     /// Removes the measurements of all other pods.
     pub(super) fn keep(&mut self, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.measured.retain(|uid, _| uids.contains(uid.as_str()));
-    }
-
-    /// The measurements with the uids of their pods.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&String, &T)> {
-        self.measured.iter().map(|(uid, (measured, _))| (uid, measured))
     }
 }
 
@@ -57,9 +52,9 @@ mod tests {
     fn a_slow_measurement_is_repeated_later() {
         let (mut due, begun) = (DueTimes::new(INTERVAL), Instant::now());
         assert!(due.is_due("u", begun));
-        due.add("u", (), begun, Duration::from_millis(1));
+        due.add("u", begun, Duration::from_millis(1));
         assert!(!due.is_due("u", begun + INTERVAL / 2) && due.is_due("u", begun + INTERVAL));
-        due.add("u", (), begun, INTERVAL);
+        due.add("u", begun, INTERVAL);
         assert!(!due.is_due("u", begun + INTERVAL * 49) && due.is_due("u", begun + INTERVAL * 50));
     }
 
@@ -67,12 +62,12 @@ mod tests {
     fn the_measurements_of_other_pods_are_removed() {
         let (mut due, begun) = (DueTimes::new(INTERVAL), Instant::now());
         for uid in ["u", "v"] {
-            due.add(uid, 1, begun, Duration::ZERO);
+            due.add(uid, begun, Duration::ZERO);
         }
         let mut pod = Pod::default();
         pod.metadata.uid = Some("v".to_owned());
         due.keep(&[Arc::new(pod), Arc::default()]);
-        assert_eq!(due.iter().map(|(uid, _)| uid.as_str()).collect::<Vec<_>>(), ["v"]);
+        assert_eq!(due.measured.keys().map(String::as_str).collect::<Vec<_>>(), ["v"]);
         assert!(due.is_due("u", begun), "a pod that is not on the node any more");
     }
 }

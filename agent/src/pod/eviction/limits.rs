@@ -30,7 +30,7 @@ pub(crate) struct LimitEviction {
     node: Arc<NodeContext>,
     /// The number of pods with limits.
     limited: watch::Receiver<usize>,
-    due: DueTimes<()>,
+    due: DueTimes,
     checks: Checks,
 }
 
@@ -68,7 +68,7 @@ impl LimitEviction {
                 () = tokio::time::sleep_until(next), if measures => {}
                 changed = self.limited.changed(), if !measures => if changed.is_err() { return },
                 ended = self.checks.ended() => {
-                    self.due.add(&ended.uid, (), ended.begun, ended.took);
+                    self.due.add(&ended.uid, ended.begun, ended.took);
                     continue;
                 }
             }

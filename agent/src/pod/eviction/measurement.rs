@@ -55,13 +55,11 @@ impl<T: Send + 'static> Measurement<T> {
 
 /// Measures the disk usage of these pods.
 pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, pace: Pace) -> MeasuredPods {
-    // One list for all pods: the runtime searches all containers for each list.
-    let mut layers = usage::layers(&node, None).await;
     let measure = |pod: Arc<Pod>| {
-        let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
         let node = Arc::clone(&node);
         async move {
-            let usage = usage::with_layers(&node, &pod, own).await;
+            // A list of all layers would have counts that are too old to rank the pods.
+            let usage = usage::of(&node, &pod).await;
             MeasuredPod { pod, usage }
         }
     };

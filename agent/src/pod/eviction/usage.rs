@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_cri::background_walks::TimeLimit;
 use coracle_cri::blocking::FileWork;
 use coracle_proto::cri::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
 use k8s_openapi::api::core::v1::Pod;
@@ -29,12 +30,11 @@ pub(super) const CHECKS: usize = 6;
 /// Maximum pods that are measured at the same time for a shortage.
 pub(super) const RANKED: usize = 6;
 
-/// Walks of the directories of pods. A summary has one walk at a time. Each check, and each pod that is measured for a
-/// shortage, has one, too.
-static WALKS: FileWork = FileWork::new(CHECKS + RANKED + 1);
+/// Walks of the directories of pods: one of each check, and one of each pod that is measured for a shortage.
+static WALKS: FileWork = FileWork::new(CHECKS + RANKED);
 
 /// The directories of one pod.
-struct PodDirectories {
+pub(super) struct PodDirectories {
     logs: PathBuf,
     empty_dirs: Vec<(String, PathBuf)>,
     /// `/etc/hosts`, `/etc/resolv.conf` and `/etc/hostname`.
@@ -42,24 +42,21 @@ struct PodDirectories {
     messages: PathBuf,
 }
 
-/// Writable layers with the names of their containers.
-pub(super) type Layers = Vec<(String, Disk)>;
+/// The usage of a writable layer with the name of its container. None if the runtime has not counted the layer yet.
+pub(super) type Layer = (String, Option<Disk>);
 
-/// The usage of one pod. Absent directories count as empty.
+/// The usage of one pod. Waits for counts of all its files. Absent directories count as empty.
 pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
     let layers = layers(node, Some(uid)).await.remove(uid).unwrap_or_default();
-    with_layers(node, pod, layers).await
+    let directories = PodDirectories::of(node, pod, uid);
+    let measured = WALKS.run(move || directories.measure(&layers, TimeLimit::NONE)).await;
+    measured.ok().flatten().unwrap_or_default()
 }
 
-/// The usage of one pod. `layers` has the usage of its writable layers.
-pub(super) async fn with_layers(node: &NodeContext, pod: &Arc<Pod>, layers: Layers) -> Usage {
-    let directories = PodDirectories::of(node, pod, pod.metadata.uid.as_deref().unwrap_or_default());
-    WALKS.run(move || directories.measure(layers)).await.unwrap_or_default()
-}
-
-/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod.
-pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Layers> {
+/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod. The built-in
+/// runtime then waits for recent counts; without a uid it returns the last counts.
+pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Vec<Layer>> {
     let label_selector = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });
     match node.runtime.list_container_stats(ListContainerStatsRequest { filter }).await {
@@ -105,14 +102,16 @@ fn named_memory(stats: ContainerStats) -> Option<(String, u64)> {
     Some((name, stats.memory?.working_set_bytes?.value))
 }
 
-fn by_pod(all: Vec<ContainerStats>) -> HashMap<String, Layers> {
-    let mut pods: HashMap<String, Layers> = HashMap::new();
+fn by_pod(all: Vec<ContainerStats>) -> HashMap<String, Vec<Layer>> {
+    let mut pods: HashMap<String, Vec<Layer>> = HashMap::new();
     let value = |value: Option<UInt64Value>| value.map_or(0, |value| value.value);
     for stats in all {
-        let (Some(attributes), Some(layer)) = (stats.attributes, stats.writable_layer) else { continue };
+        let Some(attributes) = stats.attributes else { continue };
         let uid = attributes.labels.get(POD_UID).cloned();
         let (Some(uid), Some(metadata)) = (uid, attributes.metadata) else { continue };
-        let disk = Disk { bytes: value(layer.used_bytes), inodes: value(layer.inodes_used) };
+        let layer = stats.writable_layer;
+        let disk =
+            layer.map(|layer| Disk { bytes: value(layer.used_bytes), inodes: value(layer.inodes_used) });
         pods.entry(uid).or_default().push((metadata.name, disk));
     }
     pods
@@ -121,7 +120,7 @@ fn by_pod(all: Vec<ContainerStats>) -> HashMap<String, Layers> {
 // === impl PodDirectories ===
 
 impl PodDirectories {
-    fn of(node: &NodeContext, pod: &Pod, uid: &str) -> Self {
+    pub(super) fn of(node: &NodeContext, pod: &Pod, uid: &str) -> Self {
         let dir = node.volumes.pod_dir(uid);
         let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
         let empty_dirs = volumes.filter_map(|volume| {
@@ -137,19 +136,21 @@ impl PodDirectories {
         }
     }
 
-    fn measure(self, layers: Layers) -> Usage {
+    /// Counts the files. `layers` has the usage of the pod's writable layers. None if the time limit ended the count.
+    pub(super) fn measure(&self, layers: &[Layer], limit: TimeLimit) -> Option<Usage> {
         let mut usage = Usage::default();
         for (name, layer) in layers {
-            add(&mut usage.containers, &name, layer);
+            add(&mut usage.containers, name, layer.unwrap_or_default());
         }
         for name in names_in(&self.logs) {
-            add(&mut usage.containers, &name, walk(&self.logs.join(&name)));
+            add(&mut usage.containers, &name, walk(&self.logs.join(&name), limit)?);
         }
-        for (name, dir) in self.empty_dirs {
-            usage.empty_dirs.push((name, walk(&dir)));
+        for (name, dir) in &self.empty_dirs {
+            usage.empty_dirs.push((name.clone(), walk(dir, limit)?));
         }
-        usage.own_files = self.shared.iter().map(|path| file(path)).fold(walk(&self.messages), Disk::plus);
-        usage
+        let messages = walk(&self.messages, limit)?;
+        usage.own_files = self.shared.iter().map(|path| file(path)).fold(messages, Disk::plus);
+        Some(usage)
     }
 }
 
@@ -166,14 +167,15 @@ fn names_in(dir: &Path) -> Vec<String> {
     entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
-fn walk(dir: &Path) -> Disk {
-    match coracle_tree::usage(dir) {
-        Ok(coracle_tree::Usage { bytes, inodes }) => Disk { bytes, inodes },
+/// Bytes and inodes of a directory. None if the time limit ended the count.
+fn walk(dir: &Path, limit: TimeLimit) -> Option<Disk> {
+    match coracle_tree::usage_while(dir, || !limit.is_over()) {
+        Ok(usage) => usage.map(|coracle_tree::Usage { bytes, inodes }| Disk { bytes, inodes }),
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(dir = %dir.display(), %error, "cannot measure a directory of a pod");
             }
-            Disk::default()
+            Some(Disk::default())
         }
     }
 }
@@ -206,12 +208,20 @@ mod tests {
                 ..ContainerStats::default()
             }
         };
-        let all = vec![stats("u", "a", 1), stats("v", "a", 2), stats("u", "b", 3), ContainerStats::default()];
+        let uncounted = ContainerStats { writable_layer: None, ..stats("v", "b", 0) };
+        let all = vec![
+            stats("u", "a", 1),
+            stats("v", "a", 2),
+            stats("u", "b", 3),
+            uncounted,
+            ContainerStats::default(),
+        ];
         let pods = by_pod(all);
-        let of = |uid: &str| -> Vec<(&str, u64)> {
-            pods[uid].iter().map(|(name, disk)| (name.as_str(), disk.bytes)).collect()
+        let of = |uid: &str| -> Vec<(&str, Option<u64>)> {
+            pods[uid].iter().map(|(name, disk)| (name.as_str(), disk.map(|disk| disk.bytes))).collect()
         };
-        assert_eq!((of("u"), of("v")), (vec![("a", 1), ("b", 3)], vec![("a", 2)]));
+        assert_eq!(of("u"), [("a", Some(1)), ("b", Some(3))]);
+        assert_eq!(of("v"), [("a", Some(2)), ("b", None)]);
     }
 
     #[test]
@@ -237,7 +247,8 @@ mod tests {
             shared: files::SHARED.map(|name| dir.path().join(name)),
             messages: dir.path().join("containers"),
         };
-        let usage = directories.measure(vec![("a".to_owned(), Disk { bytes: 5 << 20, inodes: 1 })]);
+        let layer = ("a".to_owned(), Some(Disk { bytes: 5 << 20, inodes: 1 }));
+        let usage = directories.measure(&[layer], TimeLimit::NONE).unwrap();
         let mebibytes = |disk: Disk| disk.bytes >> 20;
         assert_eq!(mebibytes(usage.containers[0].1), 6);
         assert_eq!(mebibytes(usage.empty_dirs[0].1), 2);

@@ -1,7 +1,7 @@
 //! Merges of the adjustments and updates of several plugins.
 
 use coracle_proto::nri::{
-    Hook, Hooks, KeyValue, LinuxContainerUpdate, LinuxDevice, LinuxMemory, LinuxNamespace, Mount,
+    Hook, Hooks, KeyValue, LinuxContainerUpdate, LinuxDevice, LinuxMemory, LinuxNamespace, LinuxPids, Mount,
     OptionalInt64, PosixRlimit,
 };
 
@@ -133,6 +133,29 @@ fn updates_of_other_containers_are_merged_and_of_the_new_one_refused() {
     assert_eq!(creation.updates.list, [update("other", 1)]);
     let error = creation.merge("30-c", asks(update("new", 1))).expect_err("itself");
     assert!(matches!(error, MergeError::UpdatesNewContainer { .. }));
+}
+
+#[test]
+fn a_refused_update_leaves_no_claim_and_other_updates_are_joined() {
+    let (mut updates, mut owners) = (Updates::default(), Owners::default());
+    let pids = |limit| Some(LinuxPids { limit });
+    let of_c = |resources| ContainerUpdate {
+        container_id: "c".into(),
+        linux: Some(LinuxContainerUpdate { resources: Some(resources) }),
+        ignore_failure: false,
+    };
+    let first = of_c(LinuxResources { pids: pids(7), ..Default::default() });
+    updates.merge("10-a", &first, &mut owners).expect("first");
+    updates.merge("10-a", &update("d", 2), &mut owners).expect("another container");
+    // The memory limit is free and merged first, the limit of processes is taken.
+    let refused = of_c(LinuxResources { pids: pids(5), ..limit(3) });
+    assert!(updates.merge("20-b", &refused, &mut owners).is_err());
+    let polite = ContainerUpdate { ignore_failure: true, ..refused };
+    updates.merge("20-b", &polite, &mut owners).expect("may fail");
+    assert_eq!(updates.list, [first, update("d", 2)]);
+    updates.merge("30-c", &update("c", 9), &mut owners).expect("not claimed");
+    let joined = of_c(LinuxResources { pids: pids(7), ..limit(9) });
+    assert_eq!(updates.list, [joined, update("d", 2)]);
 }
 
 #[test]
