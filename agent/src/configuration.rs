@@ -16,7 +16,6 @@ use crate::source::StaticPodSources;
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
 pub(crate) fn shown(config: &AgentConfig) -> Value {
     let managers = &config.resource_managers;
-    let seconds = |time: Duration| format!("{}s", time.as_secs());
     let mut shown = json!({
         "kind": "KubeletConfiguration",
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
@@ -44,11 +43,6 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "cgroupDriver": config.cgroup_driver.to_string(),
         "podLogsDir": config.pod_log_dir,
         "nodeLeaseDurationSeconds": config.lease_seconds,
-        "imageGCHighThresholdPercent": config.image_gc.high_threshold,
-        "imageGCLowThresholdPercent": config.image_gc.low_threshold,
-        "imageMinimumGCAge": seconds(config.image_gc.minimum_age),
-        "imageMaximumGCAge": seconds(config.image_gc.maximum_age),
-        "imagePullCredentialsVerificationPolicy": config.image_verification.name(),
         "evictionHard": {
             "memory.available": threshold(config.eviction.memory_available),
             "nodefs.available": threshold(config.eviction.nodefs_available),
@@ -62,11 +56,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "topologyManagerPolicy": managers.topology.policy.name(),
         "topologyManagerScope": if managers.topology.aligns_pods { "pod" } else { "container" },
     });
-    let allowed = config.image_verification.allowed();
-    if !allowed.is_empty() {
-        let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
-        shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
-    }
+    add_images(config, &mut shown);
     add_pod_policy(config, &mut shown);
     add_shutdown_periods(config, &mut shown);
     add_static_pods(&config.static_pods, &mut shown);
@@ -74,6 +64,22 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }
     shown
+}
+
+/// Adds the garbage collection of images, and their verification.
+fn add_images(config: &AgentConfig, shown: &mut Value) {
+    let seconds = |time: Duration| json!(format!("{}s", time.as_secs()));
+    let policy = &config.image_gc;
+    shown["imageGCHighThresholdPercent"] = json!(policy.high_threshold);
+    shown["imageGCLowThresholdPercent"] = json!(policy.low_threshold);
+    shown["imageMinimumGCAge"] = seconds(policy.minimum_age);
+    shown["imageMaximumGCAge"] = seconds(policy.maximum_age);
+    shown["imagePullCredentialsVerificationPolicy"] = json!(config.image_verification.name());
+    let allowed = config.image_verification.allowed();
+    if !allowed.is_empty() {
+        let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
+        shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
+    }
 }
 
 /// Adds the settings that apply to all pods, and those of the kubelet API and of the Node object.

@@ -18,8 +18,10 @@ pub struct Attachment {
     pub id: String,
     /// The sandbox's network namespace, for example `/proc/42/ns/net`.
     pub netns: PathBuf,
-    /// The process to which this path belongs. After the process has ended, [`Network::reconcile`](super::Network::reconcile) does not adopt the
+    /// The process to which this path belongs. After the process has ended, [`Network::reconcile`] does not adopt the
     /// sandbox. `None` if the path belongs to no process.
+    ///
+    /// [`Network::reconcile`]: super::Network::reconcile
     pub process: Option<NamespaceProcess>,
     /// Name of the interface to make inside, `eth0`.
     pub ifname: String,

@@ -1,6 +1,7 @@
 //! Values. Objects and lists of a request stay JSON; an element is converted when an expression reads it.
 
 mod json;
+mod key;
 pub(crate) mod offset_time;
 pub(crate) mod structure;
 mod unknown;
@@ -22,6 +23,7 @@ use crate::duration;
 use crate::go_url::GoUrl;
 use crate::types::{DYN, ObjectType, Type, UnorderedList};
 
+pub use self::key::Key;
 pub use self::offset_time::OffsetTime;
 pub use self::structure::Structure;
 pub(crate) use self::unordered::union;
@@ -79,19 +81,6 @@ pub enum Value<'a> {
     Access(Access<'a>),
     /// The result of an authorization check.
     Decision(Arc<AccessDecision>),
-}
-
-/// A key of a map.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Key {
-    /// `bool`.
-    Bool(bool),
-    /// `int`, and `uint` if it is in range.
-    Int(i64),
-    /// `uint`.
-    Uint(u64),
-    /// `string`.
-    String(String),
 }
 
 /// Maximum depth of comparisons.
@@ -454,43 +443,4 @@ fn from_text<'a>(text: &'a str, kind: &Type) -> Value<'a> {
         _ => None,
     };
     converted.unwrap_or(Value::String(Cow::Borrowed(text)))
-}
-
-// === impl Key ===
-
-impl Key {
-    /// The key of a value. None if the value cannot be a key.
-    pub(crate) fn of(value: &Value<'_>) -> Option<Key> {
-        match value {
-            Value::Bool(flag) => Some(Key::Bool(*flag)),
-            Value::Int(number) => Some(Key::Int(*number)),
-            Value::Uint(number) => Some(i64::try_from(*number).map_or(Key::Uint(*number), Key::Int)),
-            #[expect(clippy::cast_possible_truncation, reason = "the number is whole and in range")]
-            Value::Double(number) if number.fract() == 0.0 && number.abs() < 9e18 => {
-                Some(Key::Int(*number as i64))
-            }
-            Value::String(text) => Some(Key::String(text.clone().into_owned())),
-            _ => None,
-        }
-    }
-
-    fn to_value<'a>(&self) -> Value<'a> {
-        match self {
-            Key::Bool(flag) => Value::Bool(*flag),
-            Key::Int(number) => Value::Int(*number),
-            Key::Uint(number) => Value::Uint(*number),
-            Key::String(text) => Value::text(text.clone()),
-        }
-    }
-}
-
-impl std::fmt::Display for Key {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Key::Bool(flag) => write!(f, "{flag}"),
-            Key::Int(number) => write!(f, "{number}"),
-            Key::Uint(number) => write!(f, "{number}"),
-            Key::String(text) => f.write_str(text),
-        }
-    }
 }

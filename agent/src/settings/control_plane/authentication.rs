@@ -1,12 +1,42 @@
 //! The settings of authentication and authorization.
 
+use std::path::PathBuf;
+
 use coracle_controlplane::{AuthorizationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 
+use super::super::sources::Sources;
 use super::ControlPlaneSettings;
 
+/// Checked settings of authentication.
+#[derive(Clone, Debug)]
+pub(crate) struct Authentication {
+    pub(crate) token_file: Option<PathBuf>,
+    pub(crate) password_file: Option<PathBuf>,
+    pub(crate) config_file: Option<PathBuf>,
+    pub(crate) oidc: Option<OidcConfig>,
+    pub(crate) allows_anonymous: bool,
+    pub(crate) token_webhook: Option<TokenWebhookConfig>,
+    pub(crate) request_header: Option<RequestHeaderConfig>,
+}
+
+// === impl ControlPlaneSettings ===
+
 impl ControlPlaneSettings {
+    /// `None` after an error, which is in `sources`.
+    pub(super) fn authentication(&self, sources: &mut Sources) -> Option<Authentication> {
+        Some(Authentication {
+            token_file: self.token_auth_file.clone(),
+            password_file: self.basic_auth_file.clone(),
+            config_file: self.authentication_config.clone(),
+            oidc: sources.take(self.oidc())?,
+            allows_anonymous: self.anonymous_auth,
+            token_webhook: sources.take(self.token_webhook())?,
+            request_header: self.request_header(),
+        })
+    }
+
     /// The issuer of the oidc settings, if any of them is given.
-    pub(super) fn oidc(&self) -> anyhow::Result<Option<OidcConfig>> {
+    fn oidc(&self) -> anyhow::Result<Option<OidcConfig>> {
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let config = OidcConfig {
             issuer_url: self.oidc_issuer_url.clone().unwrap_or_default(),
@@ -23,7 +53,7 @@ impl ControlPlaneSettings {
     }
 
     /// The webhook for tokens, if there is one.
-    pub(super) fn token_webhook(&self) -> anyhow::Result<Option<TokenWebhookConfig>> {
+    fn token_webhook(&self) -> anyhow::Result<Option<TokenWebhookConfig>> {
         let version = self.authentication_token_webhook_version.clone();
         let is_known = matches!(version.as_str(), "v1" | "v1beta1");
         anyhow::ensure!(is_known, "authentication-token-webhook-version {version:?} must be v1 or v1beta1");
@@ -33,7 +63,7 @@ impl ControlPlaneSettings {
     }
 
     /// The proxies that name the user in headers, if there are any.
-    pub(super) fn request_header(&self) -> Option<RequestHeaderConfig> {
+    fn request_header(&self) -> Option<RequestHeaderConfig> {
         self.requestheader_client_ca_file.clone().map(|client_ca_file| RequestHeaderConfig {
             client_ca_file,
             allowed_names: self.requestheader_allowed_names.clone(),

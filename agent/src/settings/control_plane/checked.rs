@@ -8,8 +8,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuthorizationConfig, AutoscalerOptions, ControllerSelection, EncryptionFile, EtcdConfig,
-    InitialResourcesOptions, LeaderElection, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
-    ServerOptions, ServingOptions, TokenWebhookConfig,
+    InitialResourcesOptions, LeaderElection, PluginSelection, RuntimeConfig, ServerOptions, ServingOptions,
 };
 use ipnetwork::IpNetwork;
 
@@ -17,6 +16,7 @@ use super::super::ranges::Ranges;
 use super::super::sources::Sources;
 use super::super::value::GoDuration;
 use super::super::{Dirs, address_or_port};
+use super::authentication::Authentication;
 use super::{ControlPlaneSettings, count};
 
 /// Checked settings of the control plane.
@@ -26,13 +26,7 @@ pub(crate) struct ControlPlane {
     pub(crate) listen: SocketAddr,
     pub(crate) advertise_address: Option<IpAddr>,
     pub(crate) ranges: Ranges,
-    pub(crate) token_auth_file: Option<PathBuf>,
-    pub(crate) basic_auth_file: Option<PathBuf>,
-    pub(crate) authentication_config: Option<PathBuf>,
-    pub(crate) oidc: Option<OidcConfig>,
-    pub(crate) anonymous_auth: bool,
-    pub(crate) token_webhook: Option<TokenWebhookConfig>,
-    pub(crate) request_header: Option<RequestHeaderConfig>,
+    pub(crate) authentication: Authentication,
     pub(crate) authorization: AuthorizationConfig,
     pub(crate) token_signer: Option<String>,
     pub(crate) encryption: Option<EncryptionFile>,
@@ -80,8 +74,7 @@ impl ControlPlaneSettings {
         sources: &mut Sources,
     ) -> Option<ControlPlane> {
         let audit = sources.take(self.audit())?;
-        let oidc = sources.take(self.oidc())?;
-        let token_webhook = sources.take(self.token_webhook())?;
+        let authentication = self.authentication(sources)?;
         let authorization = sources.take(self.authorization())?;
         let election = sources.take(self.election())?;
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
@@ -89,7 +82,6 @@ impl ControlPlaneSettings {
         let serving_tls = sources.take(self.serving_tls())?;
         let autoscaler = sources.take(self.autoscaler())?;
         let etcd = sources.take(self.etcd())?;
-        let request_header = self.request_header();
         let (admission_plugins, initial_resources) = (self.admission_plugins(), self.initial_resources());
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let controllers = sources.take(selected(self.controllers))?;
@@ -102,13 +94,7 @@ impl ControlPlaneSettings {
             listen: address_or_port(self.listen, 6443),
             advertise_address: self.advertise_address,
             ranges,
-            token_auth_file: self.token_auth_file,
-            basic_auth_file: self.basic_auth_file,
-            authentication_config: self.authentication_config,
-            oidc,
-            anonymous_auth: self.anonymous_auth,
-            token_webhook,
-            request_header,
+            authentication,
             authorization,
             token_signer: self.service_account_signing_endpoint,
             encryption: self.encryption_provider_config.map(|path| EncryptionFile { path, reload }),

@@ -164,6 +164,12 @@ fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
     Plugins::new(configs, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)
 }
 
+/// The history of the usage of containers, if the plugin InitialResources runs.
+fn usage_history(config: &ApiserverConfig) -> Option<Arc<UsageHistory>> {
+    let runs = config.admission_plugins.enables("InitialResources");
+    runs.then(|| Arc::new(UsageHistory::new(config.initial_resources)))
+}
+
 /// All services.
 fn state(
     config: ApiserverConfig,
@@ -173,13 +179,12 @@ fn state(
     shutdown: CancellationToken,
 ) -> Result<Arc<State>, OpenError> {
     let (plugins, browsers) = (plugins(&config)?, browsers(&config.options)?);
-    let runs = |name: &str| config.admission_plugins.enables(name);
-    let usage_history =
-        runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
+    let usage_history = usage_history(&config);
     let auditor = config.audit.map(open_audit).transpose()?;
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
     let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
+    let initialization = config.admission_plugins.enables("Initializers");
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
             plugins,
@@ -189,7 +194,7 @@ fn state(
             in_flight: in_flight.clone(),
             metrics: metrics.clone(),
             namespaces: Box::new(NamespaceCreator(itself.clone())),
-            initialization: runs("Initializers").then(Arc::<Initialization>::default),
+            initialization: initialization.then(Arc::<Initialization>::default),
             usage_history,
             toleration_seconds: config.options.toleration_seconds,
         },

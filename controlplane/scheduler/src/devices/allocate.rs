@@ -3,12 +3,11 @@
 //! Source: `dynamic-resource-allocation/structured`.
 
 mod result;
+mod work;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use coracle_cel::Program;
 use coracle_values::object::ObjectExt;
 use coracle_values::toleration::{forbids_scheduling, is_tolerated};
 use serde_json::Value;
@@ -21,45 +20,13 @@ use super::object::{Claim, Class, Constraint, Device, Exact, Slice};
 use super::places::{is_of_node, may_use};
 use super::slices::{Slices, node_of};
 use crate::node_properties::NodeProperties;
+use work::{CHECK_WORK, DEVICE_WORK};
+pub(super) use work::{TOO_MUCH_WORK, Work};
 
 /// Maximum number of devices of a claim, as in the API.
 const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
-
-/// Maximum work of all device searches in one attempt to schedule a pod, on all nodes together. The unit is the cost
-/// unit of CEL; the maximum takes a few seconds. A limit is needed, because users write the selectors and constraints
-/// of claims.
-const MAX_WORK: u64 = 100_000_000;
-/// Minimum by which each further pod of a gang raises the work limit. The maximum is [`MAX_WORK`].
-const WORK_OF_FURTHER_POD: u64 = MAX_WORK / 100;
-/// Allowed work of a further pod for each device of each node. It suffices for a simple search: a few selectors, and
-/// one try of the device.
-const VISIT_WORK: u64 = 500;
-/// The work to read the attributes of a device for a selector, or to try a device.
-const DEVICE_WORK: u64 = 100;
-/// The work to check the taints and the capacity of a device.
-const CHECK_WORK: u64 = 10;
-/// The work to compile one byte of a selector.
-const COMPILATION_WORK: u64 = 10;
-/// The work to compare a device with a chosen device for a constraint.
-const COMPARISON_WORK: usize = 10;
-pub(super) const TOO_MUCH_WORK: &str =
-    "the search for devices took too long; simplify the selectors and constraints of the claims";
-
-/// The work of the searches for devices in one attempt, on all nodes.
-#[derive(Debug)]
-pub(super) struct Work {
-    /// Maximum of `done`.
-    limit: u64,
-    /// Work until now, in the cost units of CEL.
-    done: AtomicU64,
-    /// Compiled selectors by their text. All nodes share them.
-    programs: Mutex<HashMap<String, Compiled>>,
-}
-
-/// A compiled selector, or the reason why it cannot be compiled.
-type Compiled = Arc<Result<Program, String>>;
 
 /// The reason why a search ended without a result.
 #[derive(Debug, PartialEq, Eq)]
@@ -126,51 +93,6 @@ struct Chosen<'a> {
     /// Whether the choice of the device consumes shared counters. Administrative access consumes no counters. If claims
     /// share a device, only the first claim consumes its counters.
     consumes_counters: bool,
-}
-
-// === impl Work ===
-
-impl Default for Work {
-    fn default() -> Self {
-        Self::of_pods(1, 0)
-    }
-}
-
-impl Work {
-    /// The work of an attempt for this number of pods. `visits` is the number of devices, counted once for each node that
-    /// can use them.
-    pub(super) fn of_pods(pods: usize, visits: usize) -> Self {
-        let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-        let of_one = number(visits).saturating_mul(VISIT_WORK).clamp(WORK_OF_FURTHER_POD, MAX_WORK);
-        let limit = MAX_WORK.saturating_add(number(pods.saturating_sub(1)).saturating_mul(of_one));
-        Self { limit, done: AtomicU64::new(0), programs: Mutex::default() }
-    }
-
-    pub(super) fn add(&self, cost: u64) {
-        self.done.fetch_add(cost, Ordering::Relaxed);
-    }
-
-    /// Adds the work of one try of a device. It grows with the number of chosen devices and the number of constraints.
-    fn add_step(&self, chosen: usize, constraints: usize) {
-        let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
-        self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
-    }
-
-    pub(super) fn is_too_much(&self) -> bool {
-        self.done.load(Ordering::Relaxed) > self.limit
-    }
-
-    fn program(&self, selector: &str) -> Compiled {
-        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(known) = programs.get(selector) {
-            return known.clone();
-        }
-        let length = u64::try_from(selector.len()).unwrap_or(u64::MAX);
-        self.add(length.saturating_mul(COMPILATION_WORK));
-        let program = Arc::new(expression::compile(selector));
-        programs.insert(selector.to_owned(), program.clone());
-        program
-    }
 }
 
 // === impl Failure ===
@@ -498,6 +420,7 @@ fn meets_constraint(constraint: &Constraint, claim: usize, chosen: &[Chosen<'_>]
 mod tests {
     use serde_json::json;
 
+    use super::work::{COMPILATION_WORK, MAX_WORK};
     use super::*;
 
     #[test]
@@ -536,11 +459,11 @@ mod tests {
         let classes = HashMap::from([("gpu".to_owned(), class(selectors))]);
         let mut allocator = Allocator::new(&classes, &slices, &in_use, &node, &work);
         assert_eq!(allocator.selected(&first, &claim).unwrap().devices.len(), 1);
-        let done = work.done.load(Ordering::Relaxed);
+        let done = work.done();
         assert!(done > DEVICE_WORK, "{done}");
         work.add(MAX_WORK);
         assert!(allocator.selected(&second, &claim).unwrap().fault.is_some());
-        assert!(work.done.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
+        assert!(work.done() < MAX_WORK + 2 * done, "nothing was evaluated");
 
         // The work also includes each tried device.
         let classes = HashMap::from([("gpu".to_owned(), class(json!([])))]);
@@ -550,25 +473,6 @@ mod tests {
         let search = |work: &Work| Allocator::new(&classes, &slices, &in_use, &node, work).allocate(&claims);
         assert_eq!(search(&work), Err(Failure::Claim(TOO_MUCH_WORK.to_owned())));
         assert!(search(&Work::default()).unwrap().is_some());
-    }
-
-    #[test]
-    fn each_further_pod_of_a_gang_adds_the_work_of_a_plain_search_to_the_limit() {
-        // The case with 56000 visits is a cluster with 56 devices on each of a thousand nodes.
-        for (pods, visits, limit) in [
-            (0, 0, MAX_WORK),
-            (1, 1_000_000, MAX_WORK),
-            (101, 0, 2 * MAX_WORK),
-            (101, 1, 2 * MAX_WORK),
-            (101, 56_000, MAX_WORK + 100 * 28_000_000),
-            (101, usize::MAX, 101 * MAX_WORK),
-        ] {
-            let work = Work::of_pods(pods, visits);
-            work.add(limit);
-            assert!(!work.is_too_much(), "{pods} {visits}");
-            work.add(1);
-            assert!(work.is_too_much(), "{pods} {visits}");
-        }
     }
 
     #[test]
@@ -595,7 +499,7 @@ mod tests {
             let work = Work::default();
             let search = Allocator::new(&classes, &slices, &in_use, &node, &work).allocate(&claims);
             assert!(search.unwrap().is_some(), "{selectors:?}");
-            work.done.load(Ordering::Relaxed)
+            work.done()
         };
         let least = 2 * (CHECK_WORK + DEVICE_WORK) + 1;
         assert_eq!(work_of(&[], 0), least, "two devices are checked, and then tried");
