@@ -85,7 +85,8 @@ fn is_charged(kind: &Resource, object: &Value, update: Option<Update<'_>>) -> bo
 }
 
 /// Checks the request against each quota, and whether the quotas cover what `limitedResources` of the admission plugin
-/// demands. Returns whether the request increases the use of any quota.
+/// demands. Returns whether the request increases the use of any quota, or uses the payment of a pod. A pod pays for one
+/// claim only.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));
@@ -112,9 +113,10 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
             return forbidden(why);
         }
     }
+    let needs_lock = uses || !paid.is_empty();
     let limited = &call.state.admission.plugins.limited;
     if limited.is_empty() {
-        return Ok(uses);
+        return Ok(needs_lock);
     }
     // As upstream, an amount that no quota of the namespace limits also counts as growth.
     let before = old.map(|old| without_paid(whole_usage(kind, old, now), &paid_before)).unwrap_or_default();
@@ -122,7 +124,7 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     let grows = uses || !growth(&usage, &before).is_empty();
     let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
     match uncovered(limited, quotas, kind, object, &usage).filter(|_| grows) {
-        None => Ok(uses),
+        None => Ok(needs_lock),
         Some(Uncovered::Amounts(why)) => forbidden(why),
         Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),
     }

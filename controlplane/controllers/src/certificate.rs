@@ -23,7 +23,7 @@ const ADMINISTRATORS: &str = "system:masters";
 /// Common names of API servers. Nodes authorize these names.
 const SERVERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiserver"];
 const NODES: &str = "system:nodes";
-const NODE_PREFIX: &str = "system:node:";
+pub(crate) const NODE_PREFIX: &str = "system:node:";
 
 /// Subject, alternative names and key of a request: all fields that the certificate gets. The approving and the signing
 /// controller use the same parsed form, so that both read a request in the same way.

@@ -4,3 +4,4 @@ pub(crate) mod pack;
 pub(crate) mod plan;
 pub(crate) mod run;
 mod topology;
+mod zone_changes;

@@ -3,5 +3,6 @@
 pub(crate) mod batch;
 pub(crate) mod left_out;
 pub(crate) mod plan;
+pub(crate) mod port_lists;
 pub(crate) mod run;
 pub(crate) mod trigger_time;

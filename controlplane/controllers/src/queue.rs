@@ -21,6 +21,9 @@ use crate::error::Error;
 /// First back-off after a failed reconcile. Each further failure doubles it, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(5);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// Maximum delay of [`Next::After`]. A later reconcile follows after several such delays. A user can create and delete
+/// very many objects with times that are years away, so the keys of deleted objects must not stay that long.
+const MAX_DELAY: Duration = Duration::from_secs(3600);
 /// Timeout of one reconcile, so that a request without a response does not block a worker forever. An interrupted
 /// reconcile of many objects continues at the retry, because it starts from the observed state.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -56,7 +59,8 @@ struct State<T> {
 pub(crate) enum Next {
     /// After the next change.
     Wait,
-    /// After this time, or after the next change if the change is earlier.
+    /// After this time, or after the next change if the change is earlier. Times longer than [`MAX_DELAY`] are shortened,
+    /// so the reconcile compares the time again.
     After(Duration),
     /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
@@ -227,7 +231,7 @@ impl<T: QueueKey> Queue<T> {
                     self.lock().failures.remove(&key);
                     match next {
                         Next::Wait => {}
-                        Next::After(delay) => self.add_after(key.clone(), delay),
+                        Next::After(delay) => self.add_after(key.clone(), delay.min(MAX_DELAY)),
                         Next::Rest(delay) => {
                             self.done_after(key, delay);
                             continue;
@@ -403,6 +407,28 @@ mod tests {
         queue.add_after("a", Duration::from_secs(60));
         assert_eq!(queue.next().await, "a");
         assert!(start.elapsed() >= Duration::from_millis(20));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_of_a_deleted_object_leaves_the_queue_long_before_its_time() {
+        let (queue, exists) = (Queue::new(), std::cell::Cell::new(true));
+        queue.add("a");
+        let work = queue.work("test", |_key| {
+            let next =
+                if exists.get() { Next::After(Duration::from_secs(u64::from(u32::MAX))) } else { Next::Wait };
+            async move { Ok(next) }
+        });
+        let delete = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            exists.set(false);
+            assert_eq!(queue.lock().planned.len(), 1);
+            tokio::time::sleep(MAX_DELAY).await;
+        };
+        tokio::select! {
+            () = work => unreachable!("work has no end"),
+            () = delete => {}
+        }
+        assert!(queue.lock().planned.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

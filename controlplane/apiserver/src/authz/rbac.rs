@@ -3,10 +3,11 @@
 //! An index by user and group follows the watch cache. A request first applies the changes of roles and bindings since
 //! the last request. Then it reads only the index.
 
+mod parts;
 pub(crate) mod rule;
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet},
+    collections::{BTreeMap, HashSet},
     ops::Bound,
     sync::{Arc, PoisonError, RwLock},
 };
@@ -21,6 +22,7 @@ use crate::{
     object_meta::text,
     offload,
 };
+use parts::Parts;
 use rule::Rule;
 
 pub(crate) const GROUP: &str = "rbac.authorization.k8s.io";
@@ -50,12 +52,12 @@ struct Indexed {
     policy: Arc<Policy>,
 }
 
-/// Rules by subject and namespace.
+/// Rules by subject and namespace. Copies share the parts that do not change.
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
-    roles: HashMap<RoleKey, Arc<[Rule]>>,
-    users: HashMap<String, Grants>,
-    groups: HashMap<String, Grants>,
+    roles: Parts<RoleKey, Arc<[Rule]>>,
+    users: Parts<String, Arc<Grants>>,
+    groups: Parts<String, Arc<Grants>>,
 }
 
 /// Namespace (empty for cluster roles) and name of a role.
@@ -180,8 +182,8 @@ impl Indexed {
         Self { revisions, policy: Arc::new(policy) }
     }
 
-    /// Applies the changes since the last call. Returns false if the cache no longer has all of these changes. The
-    /// index is copied only if a request reads it at the same time.
+    /// Applies the changes since the last call. Returns false if the cache no longer has all of these changes. If a
+    /// request reads the index at the same time, the changed parts of the index are copied.
     fn catch_up(&mut self, cache: &Cache) -> bool {
         for (resource, revision) in RESOURCES.into_iter().zip(&mut self.revisions) {
             let Some(objects) = objects(cache, resource) else { continue };
@@ -219,7 +221,8 @@ impl Policy {
         match resource {
             ROLE_BINDINGS | CLUSTER_ROLE_BINDINGS => self.bind(object),
             _ => {
-                self.roles.insert(role_key(object), Rule::list(object).into());
+                let key = role_key(object);
+                self.roles.part_mut(&key).insert(key, Rule::list(object).into());
             }
         }
     }
@@ -228,7 +231,8 @@ impl Policy {
         match resource {
             ROLE_BINDINGS | CLUSTER_ROLE_BINDINGS => self.unbind(object),
             _ => {
-                self.roles.remove(&role_key(object));
+                let key = role_key(object);
+                self.roles.part_mut(&key).remove(&key);
             }
         }
     }
@@ -237,25 +241,28 @@ impl Policy {
         let key = Arc::new(BindingKey::of(binding));
         let role = Arc::new(bound_role(key.namespace.as_deref().unwrap_or_default(), &binding["roleRef"]));
         for subject in subjects(binding) {
-            let grants = match subject {
-                Subject::User(name) => self.users.entry(name),
-                Subject::Group(name) => self.groups.entry(name),
+            let (subjects, name) = match subject {
+                Subject::User(name) => (&mut self.users, name),
+                Subject::Group(name) => (&mut self.groups, name),
             };
-            grants.or_default().insert(key.clone(), role.clone());
+            let grants = subjects.part_mut(&name).entry(name).or_default();
+            Arc::make_mut(grants).insert(key.clone(), role.clone());
         }
     }
 
     fn unbind(&mut self, binding: &Value) {
         let key = BindingKey::of(binding);
         for subject in subjects(binding) {
-            let (grants, name) = match subject {
+            let (subjects, name) = match subject {
                 Subject::User(name) => (&mut self.users, name),
                 Subject::Group(name) => (&mut self.groups, name),
             };
-            let Some(own) = grants.get_mut(&name) else { continue };
-            own.remove(&key);
-            if own.is_empty() {
-                grants.remove(&name);
+            let part = subjects.part_mut(&name);
+            let Some(grants) = part.get_mut(&name) else { continue };
+            let grants = Arc::make_mut(grants);
+            grants.remove(&key);
+            if grants.is_empty() {
+                part.remove(&name);
             }
         }
     }
@@ -294,9 +301,9 @@ impl Policy {
 
     /// The grants to a user and its groups in a namespace.
     fn grants<'a>(&'a self, user: &'a User, namespace: &'a str) -> impl Iterator<Item = Grant<'a>> + Clone {
-        let own = self.users.get(&user.name).map(|grants| ("User", user.name.as_str(), grants));
+        let own = self.users.get(&user.name).map(|grants| ("User", user.name.as_str(), &**grants));
         let groups = user.groups.iter();
-        let groups = groups.filter_map(|group| Some(("Group", group.as_str(), self.groups.get(group)?)));
+        let groups = groups.filter_map(|group| Some(("Group", group.as_str(), &**self.groups.get(group)?)));
         own.into_iter().chain(groups).flat_map(move |(kind, name, grants)| {
             bound_in(grants, namespace).map(move |(binding, role)| Grant { kind, name, binding, role })
         })
@@ -558,7 +565,10 @@ mod tests {
         }
         assert_eq!(seen, ["", "pods", "secrets", "secrets", "secrets", "", "", "nodes", "nodes", ""]);
         let policy = policies.current(&cache);
-        assert_eq!((policy.users.len(), policy.groups.len(), policy.roles.len()), (0, 0, 1));
+        assert_eq!(
+            (policy.users.iter().count(), policy.groups.iter().count(), policy.roles.iter().count()),
+            (0, 0, 1)
+        );
     }
 
     #[test]
@@ -592,7 +602,7 @@ mod tests {
             policy.add("roles", &role(namespace, "own", namespace.unwrap_or("all")));
             policy.add(ROLE_BINDINGS, &binding(namespace, kind, "own", user.clone()));
         }
-        let grants = &policy.users["u"];
+        let grants = policy.users.get("u").unwrap();
         let bound = |namespace: &'static str| {
             bound_in(grants, namespace).map(|(_, (namespace, _))| namespace.as_str()).collect::<Vec<_>>()
         };
@@ -608,9 +618,9 @@ mod tests {
         binding["subjects"] = json!([user, user, {"kind": "Group", "name": "u"}, user]);
         let mut policy = Policy::default();
         policy.add(ROLE_BINDINGS, &binding);
-        assert_eq!((policy.users["u"].len(), policy.groups["u"].len()), (1, 1));
+        assert_eq!((policy.users.get("u").unwrap().len(), policy.groups.get("u").unwrap().len()), (1, 1));
         policy.remove(ROLE_BINDINGS, &binding);
-        assert!(policy.users.is_empty() && policy.groups.is_empty());
+        assert!(policy.users.iter().chain(policy.groups.iter()).next().is_none());
     }
 
     /// All roles and grants of an index, sorted.
@@ -618,7 +628,7 @@ mod tests {
         let mut lines: Vec<String> =
             policy.roles.iter().map(|(key, rules)| format!("{key:?} {rules:?}")).collect();
         for (kind, all) in [("user", &policy.users), ("group", &policy.groups)] {
-            for (name, grants) in all {
+            for (name, grants) in all.iter() {
                 assert!(!grants.is_empty(), "{kind} {name}");
                 lines.extend(grants.iter().map(|(binding, role)| {
                     format!("{kind} {name} {:?} {} {role:?}", binding.namespace, binding.name)
@@ -704,7 +714,11 @@ mod tests {
             let entry = Entry { key, value: encode(kind, &own), created: 2, modified: revision };
             cache.resync(Page { entries: vec![entry], revision, more: false }, &[]);
             let policy = policies.current(&cache);
-            assert_eq!((policy.users.len(), policy.roles.len()), (0, 1), "revision {revision}");
+            assert_eq!(
+                (policy.users.iter().count(), policy.roles.iter().count()),
+                (0, 1),
+                "revision {revision}"
+            );
             assert_eq!(content(&policy), content(&Policies::default().current(&cache)));
             let user = json!({"kind": "User", "name": "u"});
             store(&cache, ROLE_BINDINGS, &binding(Some("a"), "Role", "own", user), false);

@@ -16,7 +16,7 @@ use serde_json::Value;
 use tokio::sync::Notify;
 
 use super::grace_ends::GraceEnds;
-use super::paid_claims::PaidClaims;
+use super::paid_claims::{NamespaceAt, PaidClaims, claims};
 use crate::cache::{Cache, Change, Fields, Object, prefix_of};
 
 /// The fields of a pod that [`grace_end`] reads.
@@ -94,7 +94,7 @@ impl Accounts {
         namespace: &str,
         new: &Value,
     ) -> [Usage; 2] {
-        self.paid_claims.of(cache, kind, namespace, new)
+        self.paid_claims.of(&NamespaceAt { cache, namespace, now: self.now }, kind, new)
     }
 
     /// Removes and returns the quotas whose status may differ from their account.
@@ -144,10 +144,12 @@ impl Accounts {
             let Some((namespace, name)) = namespace_and_name(&key) else { continue };
             let Some(pod) = cache.get(kind, namespace, name).map(|pod| pod.value()) else { continue };
             let Some(accounts) = self.namespaces.get_mut(namespace) else { continue };
+            let released = self.paid_claims.release(&key);
             let used = accounts.iter_mut().filter_map(|(name, account)| {
                 let of = |time: Timestamp| account.quota.usage(kind, &pod, time);
                 let (old, new) = (of(before), of(now));
-                account.replace(old, new).then(|| name.clone())
+                let is_changed = account.replace(old, new);
+                (account.release(&released) || is_changed).then(|| name.clone())
             });
             for name in used.collect::<Vec<String>>() {
                 self.mark(namespace, &name);
@@ -159,12 +161,12 @@ impl Accounts {
     pub(crate) fn recount(&mut self, cache: &Cache, kind: &Resource) {
         let mut changed = Vec::new();
         for (namespace, accounts) in &mut self.namespaces {
-            if kind.is("resource.k8s.io", "ResourceClaim") {
+            let scope = NamespaceAt { cache, namespace, now: self.now };
+            if kind.is("", "Pod") || kind.is("resource.k8s.io", "ResourceClaim") {
                 self.paid_claims.remove_namespace(namespace);
-                self.paid_claims.load(cache, namespace);
+                self.paid_claims.load(&scope);
             }
             for (name, account) in accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind)) {
-                let scope = NamespaceAt { cache, namespace, now: self.now };
                 account.used = count(&scope, &account.quota, &self.paid_claims, &mut self.grace_ends);
                 changed.push((namespace.clone(), name.clone()));
             }
@@ -180,28 +182,37 @@ impl Accounts {
             return;
         }
         let Some((namespace, name)) = namespace_and_name(&change.new.key) else { return };
-        let is_quota = kind.is("", "ResourceQuota");
-        let now = self.now;
-        let is_same = || kind.is("", "Pod") && !change.deleted && has_same_use(change) == Some(true);
-        let is_claim = kind.is("resource.k8s.io", "ResourceClaim") && self.namespaces.contains_key(namespace);
-        let paid =
-            if is_claim { self.paid_claims.observe(cache, namespace, change) } else { Default::default() };
-        if let Some(accounts) = self.namespaces.get_mut(namespace).filter(|_| !is_same()) {
-            let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
-            let changed: Vec<String> = used
-                .filter_map(|(name, account)| account.apply(kind, change, now, &paid).then(|| name.clone()))
-                .collect();
-            if kind.is("", "Pod") {
-                self.observe_grace(change);
-            }
-            for name in changed {
-                self.mark(namespace, &name);
-            }
+        if self.namespaces.contains_key(namespace) {
+            self.count_change(&NamespaceAt { cache, namespace, now: self.now }, kind, change);
         }
+        let is_quota = kind.is("", "ResourceQuota");
         match (is_quota, change.deleted) {
             (true, true) => self.close(namespace, name),
             (true, false) => self.open(cache, namespace, name, &change.new),
             (false, _) => {}
+        }
+    }
+
+    /// Counts a change of an object in a namespace with quotas.
+    fn count_change(&mut self, scope: &NamespaceAt<'_>, kind: &Resource, change: &Change) {
+        let (mut paid, mut released, is_pod) = (<[Usage; 2]>::default(), Usage::new(), kind.is("", "Pod"));
+        if is_pod {
+            if !change.deleted && has_same_use(change) == Some(true) {
+                return;
+            }
+            self.observe_grace(change);
+            released = self.paid_claims.observe_pod(change, scope.now);
+        } else if kind.is("resource.k8s.io", "ResourceClaim") {
+            paid = self.paid_claims.observe(scope, change);
+        }
+        let Some(accounts) = self.namespaces.get_mut(scope.namespace) else { return };
+        let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
+        let changed = used.filter_map(|(name, account)| {
+            let is_changed = account.apply(kind, change, scope.now, &paid);
+            (account.release(&released) || is_changed).then(|| name.clone())
+        });
+        for name in changed.collect::<Vec<String>>() {
+            self.mark(scope.namespace, &name);
         }
     }
 
@@ -223,7 +234,7 @@ impl Accounts {
             let quota = Quota::read(&object.value());
             let scope = NamespaceAt { cache, namespace, now: self.now };
             if accounts.is_empty() {
-                self.paid_claims.load(cache, namespace);
+                self.paid_claims.load(&scope);
             }
             let used = count(&scope, &quota, &self.paid_claims, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
@@ -270,6 +281,17 @@ impl Account {
         self.replace(before, after)
     }
 
+    /// Adds the usage of a claim for which a pod counted until now. Returns whether the usage changed.
+    fn release(&mut self, paid: &Usage) -> bool {
+        let is_covered = || claims().is_some_and(|kind| self.quota.covers(kind, &Value::Null));
+        if paid.is_empty() || !is_covered() {
+            return false;
+        }
+        let limited = paid.iter().filter(|(name, _)| self.quota.limits(name));
+        let limited: Usage = limited.map(|(name, amount)| (name.clone(), *amount)).collect();
+        self.replace(Usage::new(), limited)
+    }
+
     /// Replaces a part of the usage. Returns whether the usage changed.
     fn replace(&mut self, before: Usage, after: Usage) -> bool {
         if before == after {
@@ -305,13 +327,6 @@ fn has_same_use(change: &Change) -> Option<bool> {
         && !is_resized(&old_status)
         && !is_resized(&new_status);
     Some(is_same)
-}
-
-/// The objects of a namespace, which are counted at a time.
-struct NamespaceAt<'a> {
-    cache: &'a Cache,
-    namespace: &'a str,
-    now: Timestamp,
 }
 
 /// The usage of a quota by all objects of the namespace. Adds the pods whose usage changes later to `grace_ends`.
@@ -439,6 +454,94 @@ mod tests {
         assert_eq!(next(), None);
         apply("ResourceQuota", 9, Some(quota));
         assert_eq!((used(), next().is_some()), (Some(1000), true));
+    }
+
+    const GPU: &str = "requests.deviceclass.resource.kubernetes.io/gpu";
+
+    /// Commits an object to a namespace, or its removal.
+    fn put(cache: &Cache, kind: (&str, &str), name: &str, object: Option<&Value>) {
+        let kind = by_kind(kind.0, kind.1).unwrap();
+        let (key, revision) = (key_of(kind, "ns", name).into(), cache.revision() + 1);
+        let value = object.map(|object| encode(kind, object));
+        cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+    }
+
+    /// A cache with a quota for devices, the pod `p` that requests two devices, and claims for two devices that name
+    /// the pod.
+    fn with_claims(names: &[&str]) -> (Cache, Value) {
+        let cache = Cache::new(1);
+        let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {GPU: "9"}}});
+        put(&cache, ("v1", "ResourceQuota"), "q", Some(&quota));
+        let resources = json!({"requests": {"deviceclass.resource.kubernetes.io/gpu": "2"}});
+        let pod = json!({"metadata": {"name": "p", "uid": "u"},
+            "spec": {"containers": [{"name": "c", "resources": resources}]}, "status": {"phase": "Running"}});
+        put(&cache, ("v1", "Pod"), "p", Some(&pod));
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+        let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+        let exactly = json!({"deviceClassName": "gpu", "allocationMode": "ExactCount", "count": 2});
+        for name in names {
+            let claim = json!({
+                "metadata": {"name": name, "annotations": annotations, "ownerReferences": [owner]},
+                "spec": {"devices": {"requests": [{"name": "r", "exactly": exactly}]}}});
+            put(&cache, CLAIM, name, Some(&claim));
+        }
+        (cache, pod)
+    }
+
+    const CLAIM: (&str, &str) = ("resource.k8s.io/v1", "ResourceClaim");
+
+    fn devices(cache: &Cache) -> i128 {
+        let quotas = cache.quotas.lock();
+        quotas.account("ns", "q").and_then(|one| one.used.get(GPU).copied()).unwrap_or(0)
+    }
+
+    #[test]
+    fn a_pod_counts_for_one_claim_until_it_ends() {
+        let (cache, mut pod) = with_claims(&["a", "b"]);
+        assert_eq!(devices(&cache), 4000, "the pod, and the second claim");
+        pod["status"]["phase"] = "Succeeded".into();
+        put(&cache, ("v1", "Pod"), "p", Some(&pod));
+        assert_eq!(devices(&cache), 4000, "both claims");
+        put(&cache, ("v1", "Pod"), "p", None);
+        put(&cache, CLAIM, "a", None);
+        assert_eq!(devices(&cache), 2000);
+        put(&cache, CLAIM, "b", None);
+        assert_eq!(devices(&cache), 0);
+    }
+
+    #[test]
+    fn a_claim_counts_when_its_pod_is_deleted_or_its_grace_period_is_over() {
+        for is_removed in [true, false] {
+            let (cache, mut pod) = with_claims(&["a"]);
+            assert_eq!(devices(&cache), 2000, "the pod");
+            if is_removed {
+                put(&cache, ("v1", "Pod"), "p", None);
+            } else {
+                pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:30Z".into();
+                pod["metadata"]["deletionGracePeriodSeconds"] = 30.into();
+                put(&cache, ("v1", "Pod"), "p", Some(&pod));
+                assert_eq!(devices(&cache), 2000, "the pod counts until the end of its grace period");
+                cache.quotas.lock().advance(&cache, "2100-01-01T00:02:00Z".parse().unwrap());
+            }
+            assert_eq!(devices(&cache), 2000, "the claim");
+            put(&cache, CLAIM, "a", None);
+            assert_eq!(devices(&cache), 0);
+        }
+    }
+
+    #[test]
+    fn a_pod_counts_for_another_claim_after_the_removal_of_the_first_one() {
+        let (cache, _pod) = with_claims(&["a"]);
+        put(&cache, CLAIM, "a", None);
+        assert_eq!(devices(&cache), 2000);
+        let quotas = cache.quotas.lock();
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+        let claim = json!({"metadata": {"name": "b", "ownerReferences": [owner],
+                "annotations": {"resource.kubernetes.io/extended-resource-claim": "true"}},
+            "spec": {"devices": {"requests": [{"name": "r", "exactly": {"deviceClassName": "gpu", "count": 1}}]}}});
+        let kind = by_kind(CLAIM.0, CLAIM.1).unwrap();
+        let [before, after] = quotas.paid_by_pods(&cache, kind, "ns", &claim);
+        assert_eq!((before.len(), after.get(GPU)), (0, Some(&1000)));
     }
 
     #[test]

@@ -1,34 +1,59 @@
 //! The claims for the extended resources of pods, for which the pods already count in quotas.
 //!
 //! The usage of such a claim depends on its pod. It is decided when the ledger counts the claim first, and kept as long
-//! as the claim names the same pod. So the ledger later subtracts the same amount, even if the pod has changed.
+//! as the claim names the same pod and the pod counts. So the ledger later subtracts the same amount. A pod counts for
+//! one claim: before the scheduler writes the name of the claim into the status of the pod, any number of claims can
+//! name the pod.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound,
+    sync::Arc,
+};
 
 use coracle_kinds::{
     Resource,
     kind::by_resource,
-    quota::{ClaimOwner, Usage, paid_by_pod, pod_of_claim},
+    quota::{ClaimOwner, Usage, paid_by_pod, pod_of_claim, whole_usage},
 };
-use coracle_values::pod_resources;
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::cache::{Cache, Change, key_of, prefix_of};
 
-/// The claims in namespaces with quotas, by their store keys. Claims that count as a whole are absent.
+/// The claims in namespaces with quotas. Claims that count as a whole are absent.
 #[derive(Default)]
-pub(super) struct PaidClaims(BTreeMap<Arc<str>, Paid>);
+pub(super) struct PaidClaims {
+    /// By the store keys of the claims.
+    claims: BTreeMap<Arc<str>, Paid>,
+    /// The store key of the claim for which a pod counts, by the store key of the pod.
+    by_pod: HashMap<String, Arc<str>>,
+}
 
 #[derive(Clone, Default)]
 struct Paid {
-    /// The uid of the pod.
+    /// The store key of the pod.
     pod: String,
+    /// The uid of the pod.
+    uid: String,
     /// The usage for which the pod counts.
     usage: Usage,
 }
 
-fn claims() -> Option<&'static Arc<Resource>> {
+/// The objects of a namespace, which are counted at a time.
+pub(super) struct NamespaceAt<'a> {
+    pub(super) cache: &'a Cache,
+    pub(super) namespace: &'a str,
+    pub(super) now: Timestamp,
+}
+
+/// The resource of claims for devices.
+pub(super) fn claims() -> Option<&'static Arc<Resource>> {
     by_resource("resource.k8s.io", "v1", "resourceclaims")
+}
+
+fn pods() -> Option<&'static Arc<Resource>> {
+    by_resource("", "v1", "pods")
 }
 
 // === impl PaidClaims ===
@@ -36,14 +61,14 @@ fn claims() -> Option<&'static Arc<Resource>> {
 impl PaidClaims {
     /// The usage of a claim for which its pod counts.
     pub(super) fn get(&self, claim: &str) -> Option<&Usage> {
-        self.0.get(claim).map(|paid| &paid.usage)
+        self.claims.get(claim).map(|paid| &paid.usage)
     }
 
     /// Decides about all claims of a namespace, before the first quota of the namespace counts them.
-    pub(super) fn load(&mut self, cache: &Cache, namespace: &str) {
+    pub(super) fn load(&mut self, scope: &NamespaceAt<'_>) {
         let Some(kind) = claims() else { return };
-        for claim in cache.list(kind, namespace) {
-            let paid = self.after(cache, namespace, &claim.key, &claim.value());
+        for claim in scope.cache.list(kind, scope.namespace) {
+            let paid = self.after(scope, &claim.key, &claim.value());
             self.set(&claim.key, paid);
         }
     }
@@ -52,58 +77,87 @@ impl PaidClaims {
     pub(super) fn remove_namespace(&mut self, namespace: &str) {
         let Some(kind) = claims() else { return };
         let prefix = prefix_of(kind, namespace);
-        self.0.retain(|key, _| !key.starts_with(&prefix));
+        let range = self.claims.range::<str, _>((Bound::Included(prefix.as_str()), Bound::Unbounded));
+        let own = range.map(|(claim, _)| claim).take_while(|claim| claim.starts_with(prefix.as_str()));
+        for claim in own.cloned().collect::<Vec<Arc<str>>>() {
+            self.set(&claim, Paid::default());
+        }
     }
 
     /// Applies a change of a claim. Returns the usage for which a pod counts, before and after the change.
-    pub(super) fn observe(&mut self, cache: &Cache, namespace: &str, change: &Change) -> [Usage; 2] {
+    pub(super) fn observe(&mut self, scope: &NamespaceAt<'_>, change: &Change) -> [Usage; 2] {
         let key = &change.new.key;
         let before = self.get(key).cloned().unwrap_or_default();
-        let after = if change.deleted {
-            Paid::default()
-        } else {
-            self.after(cache, namespace, key, &change.new.value())
-        };
+        let after =
+            if change.deleted { Paid::default() } else { self.after(scope, key, &change.new.value()) };
         self.set(key, after.clone());
         [before, after.usage]
     }
 
+    /// Applies a change of a pod. If the pod does not count any more, returns the usage of its claim that the pod
+    /// counted.
+    pub(super) fn observe_pod(&mut self, change: &Change, now: Timestamp) -> Usage {
+        let key = &*change.new.key;
+        let claim = self.by_pod.get(key).and_then(|claim| self.claims.get(claim));
+        let Some(paid) = claim else { return Usage::new() };
+        let still_counts = |pod: &Value| pod["metadata"]["uid"] == paid.uid.as_str() && counts(pod, now);
+        if !change.deleted && still_counts(&change.new.value()) {
+            return Usage::new();
+        }
+        self.release(key)
+    }
+
+    /// Ends the payment of a pod. Returns the usage of its claim that the pod counted.
+    pub(super) fn release(&mut self, pod: &str) -> Usage {
+        let claim = self.by_pod.remove(pod).and_then(|claim| self.claims.remove(&claim));
+        claim.map(|paid| paid.usage).unwrap_or_default()
+    }
+
     /// The usage of an object for which a pod counts: in the state that the ledger has counted, and in a new state.
-    pub(super) fn of(&self, cache: &Cache, kind: &Resource, namespace: &str, new: &Value) -> [Usage; 2] {
+    pub(super) fn of(&self, scope: &NamespaceAt<'_>, kind: &Resource, new: &Value) -> [Usage; 2] {
         if !kind.is("resource.k8s.io", "ResourceClaim") {
             return Default::default();
         }
-        let key = key_of(kind, namespace, new["metadata"]["name"].as_str().unwrap_or_default());
+        let key = key_of(kind, scope.namespace, new["metadata"]["name"].as_str().unwrap_or_default());
         let before = self.get(&key).cloned().unwrap_or_default();
-        [before, self.after(cache, namespace, &key, new).usage]
+        [before, self.after(scope, &key, new).usage]
     }
 
     /// The decision about a new state of a claim.
-    fn after(&self, cache: &Cache, namespace: &str, key: &str, claim: &Value) -> Paid {
-        let Some((name, uid)) = pod_of_claim(claim) else { return Paid::default() };
-        if let Some(known) = self.0.get(key).filter(|known| known.pod == uid) {
+    fn after(&self, scope: &NamespaceAt<'_>, key: &str, claim: &Value) -> Paid {
+        let (Some((name, uid)), Some(kind)) = (pod_of_claim(claim), pods()) else { return Paid::default() };
+        if let Some(known) = self.claims.get(key).filter(|known| known.uid == uid) {
             return known.clone();
         }
-        let pods = by_resource("", "v1", "pods");
-        let pod = pods.and_then(|kind| cache.get(kind, namespace, name)).map(|pod| pod.value());
-        let usage = pod.map(|pod| paid_by(claim, &pod)).unwrap_or_default();
-        Paid { pod: uid.to_owned(), usage }
+        let pod = key_of(kind, scope.namespace, name);
+        if self.by_pod.get(&pod).is_some_and(|other| **other != *key) {
+            return Paid::default();
+        }
+        let object = scope.cache.get(kind, scope.namespace, name).map(|object| object.value());
+        let usage = object.map(|object| paid_by(claim, &object, scope.now)).unwrap_or_default();
+        Paid { pod, uid: uid.to_owned(), usage }
     }
 
     fn set(&mut self, key: &Arc<str>, paid: Paid) {
-        if paid.usage.is_empty() {
-            self.0.remove(key);
-        } else {
-            self.0.insert(key.clone(), paid);
+        if let Some(old) = self.claims.remove(key) {
+            self.by_pod.remove(&old.pod);
+        }
+        if !paid.usage.is_empty() {
+            self.by_pod.insert(paid.pod.clone(), key.clone());
+            self.claims.insert(key.clone(), paid);
         }
     }
 }
 
+/// Whether quotas count the resources of a pod.
+fn counts(pod: &Value, now: Timestamp) -> bool {
+    pods().is_some_and(|kind| whole_usage(kind, pod, now).contains_key("pods"))
+}
+
 /// The usage of a claim for which a pod counts.
-fn paid_by(claim: &Value, pod: &Value) -> Usage {
-    let totals = pod_resources::of_pod_json(pod);
-    let requests = totals.map(|totals| totals.requests.others).unwrap_or_default();
-    let request = |name: &str| requests.get(name).map_or(0, |amount| amount.saturating_mul(1000));
+fn paid_by(claim: &Value, pod: &Value, now: Timestamp) -> Usage {
+    let usage = pods().map(|kind| whole_usage(kind, pod, now)).unwrap_or_default();
+    let request = |name: &str| usage.get(&format!("requests.{name}")).copied().unwrap_or(0);
     let owner = ClaimOwner {
         uid: pod["metadata"]["uid"].as_str().unwrap_or_default(),
         claim: pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"].as_str(),

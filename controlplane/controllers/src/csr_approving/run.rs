@@ -11,35 +11,61 @@ use serde_json::json;
 use super::claim::{self, Claim};
 use super::plan::{Action, plan};
 use super::reserved::Reserved;
-use crate::certificate::{NODE_SERVING, RequestedCertificate};
+use crate::certificate::{NODE_PREFIX, NODE_SERVING, RequestedCertificate};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{CertificateSigningRequest, Key, ObjectExt};
+use crate::object::{CertificateSigningRequest, Key, Node, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Queues new requests, and the requests that wait for the addresses of a changed node.
+/// Maximum number of undecided requests of a node that are queued when the addresses of the node change.
+const MAX_WAITING: usize = 10;
+
+/// Queues new requests. Queues the newest undecided requests of a node when the addresses of the node change.
+///
+/// A kubelet waits only for its newest request. A stolen node can create very many requests and change its addresses
+/// often.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
         if let Some(request) = change.new.filter(|request| !request.is_decided()) {
-            own.add(request.key());
+            own.add(queue_key(request));
         }
     });
     let (own, requests) = (queue.clone(), context.caches.signing_requests.clone());
     context.caches.nodes.on_change(move |change| {
-        let addresses =
-            |node: Option<&Arc<_>>| node.map(|node: &Arc<crate::object::Node>| node.status.addresses.clone());
-        if addresses(change.old) != addresses(change.new) {
-            let waiting = requests.all().into_iter();
-            let waiting = waiting.filter(|one| one.spec.signer_name == NODE_SERVING && !one.is_decided());
-            waiting.for_each(|request| own.add(request.key()));
-        }
+        let addresses = |node: Option<&Arc<Node>>| node.map(|node| node.status.addresses.clone());
+        let Some(node) = change.latest().filter(|_| addresses(change.old) != addresses(change.new)) else {
+            return;
+        };
+        let waiting = newest_waiting(requests.all(), node.name());
+        waiting.iter().for_each(|request| own.add(queue_key(request)));
     });
+}
+
+/// The key of a request in the queue. The namespace is the requester, so that the requesters take turns.
+fn queue_key(request: &CertificateSigningRequest) -> Key {
+    Key::new(&request.spec.username, request.name())
+}
+
+/// The newest undecided requests of a node for serving certificates, at most [`MAX_WAITING`].
+fn newest_waiting(
+    mut requests: Vec<Arc<CertificateSigningRequest>>,
+    node: &str,
+) -> Vec<Arc<CertificateSigningRequest>> {
+    let user = format!("{NODE_PREFIX}{node}");
+    requests.retain(|request| {
+        let spec = &request.spec;
+        spec.username == user && spec.signer_name == NODE_SERVING && !request.is_decided()
+    });
+    requests.sort_by(|one, other| other.metadata.creation_timestamp.cmp(&one.metadata.creation_timestamp));
+    requests.truncate(MAX_WAITING);
+    requests
 }
 
 /// Reconciles one request.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let key = Key::new("", &key.name);
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
         Action::Leave => {}
@@ -152,4 +178,84 @@ async fn decide(
     });
     let writer = context.writer(&context.caches.signing_requests);
     writer.merge(&request.key(), Part::Approval, patch).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    fn put_request(api: &TestApi, name: &str, node: &str, second: usize) {
+        let metadata = json!({"name": name, "uid": name, "resourceVersion": "1",
+            "creationTimestamp": format!("2026-01-01T00:00:{second:02}Z")});
+        let spec =
+            json!({"request": "", "signerName": NODE_SERVING, "username": format!("system:node:{node}")});
+        let request = serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap();
+        api.context.caches.signing_requests.written(request);
+    }
+
+    /// The queued keys.
+    async fn queued(queue: &Queue<Key>) -> Vec<String> {
+        let keys = std::sync::Mutex::new(Vec::new());
+        let work = queue.work("test", |key: Key| {
+            keys.lock().unwrap().push(key.to_string());
+            async { Ok(Next::Wait) }
+        });
+        assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
+        keys.into_inner().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changed_addresses_queue_the_newest_requests_of_the_node_and_requesters_take_turns() {
+        let api = TestApi::new(&[]);
+        let queue = Arc::new(Queue::new());
+        listen(&api.context, &queue);
+        for number in 0..30 {
+            put_request(&api, &format!("r{number:02}"), "a", number);
+        }
+        put_request(&api, "of-b", "b", 0);
+        let all = queued(&queue).await;
+        assert_eq!((all.len(), all[1].as_str()), (31, "system:node:b/of-b"));
+        let put_node = |name: &str| {
+            let addresses = json!([{"type": "InternalIP", "address": "192.0.2.1"}]);
+            let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": "1"},
+                "status": {"addresses": addresses}});
+            api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
+        };
+        put_node("a");
+        let newest: Vec<String> = (20..30).rev().map(|number| format!("system:node:a/r{number}")).collect();
+        assert_eq!(queued(&queue).await, newest);
+        put_node("b");
+        assert_eq!(queued(&queue).await, ["system:node:b/of-b"]);
+    }
+
+    #[tokio::test]
+    async fn the_queue_key_of_a_request_finds_the_request() {
+        let api = TestApi::new(&[]);
+        put_request(&api, "r", "a", 0);
+        let request = api.context.caches.signing_requests.get(&Key::new("", "r")).unwrap();
+        assert_eq!(queue_key(&request), Key::new("system:node:a", "r"));
+        let mut approved = (*request).clone();
+        approved.spec.request = ByteString(serving_request());
+        approved.spec.usages = vec!["digital signature".to_owned(), "server auth".to_owned()];
+        approved.spec.groups = vec!["system:nodes".to_owned()];
+        approved.metadata.resource_version = Some("2".to_owned());
+        let key = queue_key(&approved);
+        api.context.caches.signing_requests.written(approved);
+        let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"}});
+        api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
+        // The simulated API does not have the request, so the approval fails.
+        assert!(reconcile(&api.context, key).await.is_err());
+        assert_eq!(api.writes().len(), 1);
+    }
+
+    /// A request for a serving certificate of the node `a` with the name of the node.
+    fn serving_request() -> Vec<u8> {
+        let mut params = rcgen::CertificateParams::new(vec!["a".to_owned()]).unwrap();
+        params.distinguished_name = rcgen::DistinguishedName::new();
+        params.distinguished_name.push(rcgen::DnType::CommonName, "system:node:a");
+        params.distinguished_name.push(rcgen::DnType::OrganizationName, "system:nodes");
+        let pem = params.serialize_request(&rcgen::KeyPair::generate().unwrap()).unwrap().pem().unwrap();
+        pem.into_bytes()
+    }
 }

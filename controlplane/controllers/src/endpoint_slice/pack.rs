@@ -6,6 +6,7 @@ use std::sync::Arc;
 use coracle_values::CollectMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort};
 
+use crate::endpoints::port_lists::PortLists;
 use crate::object::EndpointSlice;
 
 /// Maximum number of endpoints of a slice, as upstream's default.
@@ -42,18 +43,23 @@ pub(crate) struct Changes {
 
 /// Compares the groups with the slices. No two groups have the same key.
 pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes {
-    let mut changes = Changes::default();
-    let has_shape = |slice: &EndpointSlice, slice_key: &SliceKey| {
-        slice.address_type == slice_key.address_type
-            && slice.ports.as_deref().unwrap_or_default() == slice_key.ports
-    };
+    let (mut changes, mut lists) = (Changes::default(), PortLists::default());
+    for (place, group) in groups.iter().enumerate() {
+        lists.add(lists.of_slice(&group.slice_key.ports), place);
+    }
+    let mut slices_of: Vec<Vec<Arc<EndpointSlice>>> = vec![Vec::new(); groups.len()];
     for slice in slices {
-        if !groups.iter().any(|group| has_shape(slice, &group.slice_key)) {
-            changes.delete.push(slice.clone());
+        let ports = slice.ports.as_deref().unwrap_or_default();
+        let has_shape = |place: usize| {
+            let slice_key = &groups[place].slice_key;
+            slice.address_type == slice_key.address_type && ports == slice_key.ports
+        };
+        match lists.find(&lists.of_slice(ports), has_shape) {
+            Some(place) => slices_of[place].push(slice.clone()),
+            None => changes.delete.push(slice.clone()),
         }
     }
-    for group in groups {
-        let own = slices.iter().filter(|slice| has_shape(slice, &group.slice_key)).cloned().collect();
+    for (group, own) in groups.into_iter().zip(slices_of) {
         pack_group(group, own, &mut changes);
     }
     changes

@@ -10,6 +10,7 @@ use super::pack::{Group, SliceKey};
 use super::topology::is_automatic;
 use crate::endpoints::left_out::LeftOut;
 use crate::endpoints::plan::{has_room, is_reachable, ports, reference_to, selects};
+use crate::endpoints::port_lists::PortLists;
 use crate::object::{ObjectExt, Pod, Service};
 
 /// The desired slices of a service.
@@ -29,16 +30,18 @@ pub(crate) fn desired(
     let mut left_out = LeftOut::default();
     for address_type in families(service) {
         let before = all.len();
-        let mut port_count = 0;
+        let (mut port_count, mut lists) = (0, PortLists::default());
         for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
             let Some(ip) = address(pod, address_type) else { continue };
             let slice_key = SliceKey { address_type, ports: slice_ports(service, pod) };
             let endpoint = endpoint(service, pod, ip, &zone_of);
-            match all.iter_mut().find(|group| group.slice_key == slice_key) {
-                Some(group) => group.endpoints.push(endpoint),
+            let list = lists.of_slice(&slice_key.ports);
+            match lists.find(&list, |place| all[place].slice_key == slice_key) {
+                Some(place) => all[place].endpoints.push(endpoint),
                 None if !has_room(port_count, slice_key.ports.len()) => left_out.add(pod),
                 None => {
                     port_count += slice_key.ports.len();
+                    lists.add(list, all.len());
                     all.push(Group { slice_key, endpoints: vec![endpoint] });
                 }
             }

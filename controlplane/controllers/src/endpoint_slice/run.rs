@@ -10,6 +10,7 @@ use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
 use super::topology::{self, Zones};
+use super::zone_changes::ZoneChanges;
 use super::{pack, plan};
 use crate::context::Context;
 use crate::endpoint_slice_metrics::{ServiceSync, SliceWrites};
@@ -60,16 +61,16 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let (old, new) = (change.old.and_then(topology::zone_node), change.new.and_then(topology::zone_node));
         zones.follow_node(old.as_ref(), new.as_ref()).into_iter().for_each(|service| own.add(service));
     });
-    let (own, slices) = (queue.clone(), context.caches.endpoint_slices.clone());
-    let nodes = Arc::downgrade(&context.caches.nodes);
-    context.caches.nodes.on_change(move |change| {
+    let caches = &context.caches;
+    let changes = ZoneChanges::new(queue, &caches.endpoint_slices, &caches.nodes);
+    caches.nodes.on_change(move |change| {
         // Nodes of the first list are skipped: every service is reconciled after that list anyway.
-        if change.old.is_none() && nodes.upgrade().is_none_or(|nodes| !nodes.is_synced()) {
+        if change.old.is_none() && !changes.has_nodes() {
             return;
         }
         let old = change.old.and_then(|old| topology::zone(old));
         if let Some(node) = change.new.filter(|node| topology::zone(node) != old) {
-            topology::outdated(&slices.all(), node).for_each(|service| own.add(service));
+            changes.changed(node.name());
         }
     });
 }
@@ -406,7 +407,7 @@ mod tests {
         assert_eq!([time.patch_of_kept(&known), time.patch_of_written(&known)], [None, Some(written)]);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_changed_zone_of_a_node_queues_the_services_with_endpoints_there() {
         let api = TestApi::new(&[]);
         let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));

@@ -2,7 +2,7 @@
 //! endpoints in proportion to its processors. The module does no I/O. Source: `topologycache` of k8s.io/endpointslice.
 //! The module also determines the zones of nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use coracle_values::CollectMap;
@@ -48,18 +48,20 @@ pub(crate) fn zone(node: &Node) -> Option<&String> {
     node.metadata.labels.as_ref()?.get(ZONE)
 }
 
-/// The services with an endpoint that is on the node but does not have the node's zone. Upstream corrects these
-/// endpoints at the next change of the service.
-pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Iterator<Item = Key> {
-    let (name, zone) = (node.name(), zone(node));
-    let is_outdated = move |slice: &&Arc<EndpointSlice>| {
-        let mut own = slice.endpoints.iter().filter(|one| one.node_name.as_deref() == Some(name));
-        own.any(|endpoint| endpoint.zone.as_ref() != zone)
-    };
-    slices.iter().filter(is_outdated).filter_map(|slice| {
-        let owner = controller_of(&slice.metadata).filter(|owner| owner.kind == "Service")?;
-        Some(Key::new(slice.namespace(), &owner.name))
-    })
+/// The zones of nodes by the names of the nodes.
+pub(crate) fn zones_by_node(nodes: &[Arc<Node>]) -> HashMap<&str, Option<&String>> {
+    nodes.iter().map(|node| (node.name(), zone(node))).collect()
+}
+
+/// The service of a slice, if the slice has an endpoint on one of these nodes without the zone of the node. Upstream
+/// corrects these endpoints at the next change of the service.
+pub(crate) fn outdated(slice: &EndpointSlice, zones: &HashMap<&str, Option<&String>>) -> Option<Key> {
+    let is_outdated = slice.endpoints.iter().any(|endpoint| {
+        let zone = endpoint.node_name.as_deref().and_then(|node| zones.get(node));
+        zone.is_some_and(|zone| endpoint.zone.as_ref() != *zone)
+    });
+    let owner = controller_of(&slice.metadata).filter(|owner| is_outdated && owner.kind == "Service")?;
+    Some(Key::new(slice.namespace(), &owner.name))
 }
 
 /// Sets the hints of the ready endpoints, and removes the hints of the other endpoints. Without `zones` all hints are

@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::left_out::{LeftOut, PORTS_MAX};
+use super::port_lists::PortLists;
 use crate::object::{ObjectExt, Pod, Service};
 
 /// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
@@ -60,15 +61,16 @@ pub(crate) struct DesiredEndpoints {
 pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
-    let (mut port_count, mut left_out) = (0, LeftOut::default());
+    let (mut port_count, mut left_out, mut lists) = (0, LeftOut::default(), PortLists::default());
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
         let Some(ip) = pod_ip(pod, is_ipv6(service)) else { continue };
         if pod.is_being_deleted() && !publish {
             continue;
         }
         let ports = ports(service, pod);
-        let place = subsets.iter().position(|subset| subset.ports.as_deref().unwrap_or_default() == ports);
-        let place = match place {
+        let list = lists.of_subset(&ports);
+        let is_equal = |place: usize| subsets[place].ports.as_deref().unwrap_or_default() == ports;
+        let place = match lists.find(&list, is_equal) {
             Some(place) => place,
             None if !has_room(port_count, ports.len()) => {
                 left_out.add(pod);
@@ -77,6 +79,7 @@ pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints 
             None => {
                 port_count += ports.len();
                 let ports = (!ports.is_empty()).then_some(ports);
+                lists.add(list, subsets.len());
                 subsets.push(EndpointSubset { ports, ..EndpointSubset::default() });
                 subsets.len() - 1
             }

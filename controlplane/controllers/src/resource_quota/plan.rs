@@ -1,10 +1,11 @@
 //! The usage that the objects of a kind add to a quota.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
-use coracle_kinds::quota::{ClaimOwner, Quota, Usage, grace_end, paid_by_pod, without_paid};
+use coracle_kinds::quota::{ClaimOwner, Quota, Usage, grace_end, paid_by_pod, pod_of_claim, without_paid};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -50,12 +51,14 @@ pub(super) struct Count {
     now: Timestamp,
     /// The time after which the usage of a counted pod changes, although the pod does not change.
     pub(super) next_change: Option<Timestamp>,
+    /// The uids of the pods that count for a claim. A pod counts for one claim.
+    payers: HashSet<String>,
 }
 
 impl Count {
     /// An empty count.
     pub(super) fn at(now: Timestamp) -> Self {
-        Self { used: Usage::new(), now, next_change: None }
+        Self { used: Usage::new(), now, next_change: None, payers: HashSet::new() }
     }
 
     /// Adds the usage of one object. `paid` is the part for which a pod counts ([`paid`]).
@@ -66,7 +69,12 @@ impl Count {
                     let end = grace_end(object).filter(|end| *end >= self.now);
                     self.next_change = self.next_change.into_iter().chain(end).min();
                 }
-                without_paid(quota.usage(kind, object, self.now), paid)
+                let usage = quota.usage(kind, object, self.now);
+                let is_first = |(_, pod): (&str, &str)| self.payers.insert(pod.to_owned());
+                match !paid.is_empty() && pod_of_claim(object).is_some_and(is_first) {
+                    true => without_paid(usage, paid),
+                    false => usage,
+                }
             }
             Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
         };
@@ -78,6 +86,9 @@ impl Count {
 
 /// The usage of a claim for which a pod counts.
 pub(super) fn paid(claim: &Value, pod: &Pod) -> Usage {
+    if pod.finished() {
+        return Usage::new();
+    }
     let requests = pod.spec.requests.as_deref();
     let request = |name: &str| requests.map_or(0, |requests| i128::from(requests.sum(name)));
     let status = pod.status.extended_resource_claim_status.as_ref();
@@ -176,6 +187,10 @@ mod tests {
             let mut count = Count::at(Timestamp::UNIX_EPOCH);
             count.add(&limits, &claims, &claim, &paid(&claim, &pod));
             assert_eq!(count.used.get(name), Some(&expect));
+            count.add(&limits, &claims, &claim, &paid(&claim, &pod));
+            assert_eq!(count.used.get(name), Some(&(expect + 3000)), "a pod counts for one claim");
+            pod.status.phase = Some("Succeeded".to_owned());
+            assert!(paid(&claim, &pod).is_empty());
         }
     }
 

@@ -1,7 +1,7 @@
 //! Evicts pods that do not tolerate a NoExecute taint of their node, or whose toleration has expired.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Taint;
@@ -25,42 +25,63 @@ const REASON: &str = "TaintManagerEviction";
 /// Pods by key, with their uids.
 type Pods = HashMap<Key, String>;
 
-/// The evictions of each node. A node without evictions has no entry.
-#[derive(Debug, Default)]
-pub(crate) struct Pending(Mutex<HashMap<Key, Evictions>>);
+/// The evictions, and the queue of the controller.
+#[derive(Default)]
+pub(crate) struct Pending {
+    evictions: Mutex<Evictions>,
+    /// The queue of nodes and pods. [`listen`] sets it.
+    queue: OnceLock<Arc<Queue<Key>>>,
+}
 
-/// The evictions of one node.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Evictions {
     /// The pods that must be evicted now or at a known time.
-    pods: Pods,
-    /// The NoExecute taints, each with a time.
-    taints: Vec<Taint>,
+    pods: HashMap<Key, PendingPod>,
+    /// The NoExecute taints of each node, each with a time. A node without such taints has no entry.
+    taints: HashMap<Key, Vec<Taint>>,
+}
+
+struct PendingPod {
+    node: Key,
+    /// The uid of the pod.
+    uid: String,
 }
 
 // === impl Pending ===
 
 impl Pending {
-    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Evictions>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Evictions> {
+        self.evictions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Replaces the evictions of a node. Returns the pods that are not evicted any more.
-    fn replace(&self, node: &Key, evictions: Evictions) -> Pods {
-        let mut all = self.lock();
-        let mut left = all.remove(node).unwrap_or_default().pods;
-        left.retain(|key, uid| evictions.pods.get(key) != Some(uid));
-        if !evictions.pods.is_empty() {
-            all.insert(node.clone(), evictions);
-        }
-        left
+    fn add(&self, pod: &Pod, node: Key) {
+        self.lock().pods.insert(pod.key(), PendingPod { node, uid: pod.uid().to_owned() });
+    }
+
+    /// Removes a pod. Returns the pod if its eviction was pending.
+    fn remove(&self, pod: &Key) -> Pods {
+        let removed = self.lock().pods.remove(pod);
+        removed.map(|pending| (pod.clone(), pending.uid)).into_iter().collect()
+    }
+
+    /// Removes the pods of a node, and the taints of the node. Returns the pods.
+    fn remove_node(&self, node: &Key) -> Pods {
+        let mut evictions = self.lock();
+        evictions.taints.remove(node);
+        let removed = evictions.pods.extract_if(|_, pending| pending.node == *node);
+        removed.map(|(pod, pending)| (pod, pending.uid)).collect()
+    }
+
+    /// Replaces the taints of a node.
+    fn set_taints(&self, node: &Key, taints: Vec<Taint>) {
+        self.lock().taints.insert(node.clone(), taints);
     }
 
     /// The NoExecute taints of a node, from all its `taints`. Each returned taint has a time. kube-apiserver does not
     /// set `timeAdded` of a taint that a user adds. Such a taint gets the time at which it was read first.
     fn dated(&self, node: &Key, taints: &[Taint], now: Timestamp) -> Vec<Taint> {
-        let all = self.lock();
-        let known = all.get(node).map(|known| known.taints.as_slice()).unwrap_or_default();
+        let evictions = self.lock();
+        let known = evictions.taints.get(node).map(Vec::as_slice).unwrap_or_default();
         let date = |taint: &Taint| {
             let known = known.iter().find(|known| known.key == taint.key && known.value == taint.value);
             let known = known.and_then(|known| known.time_added.clone());
@@ -71,9 +92,14 @@ impl Pending {
     }
 }
 
-/// Queues nodes with changed NoExecute taints, including deleted nodes that had such taints. Queues nodes with such
-/// taints when a pod on them is added, or its eviction may change.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<Pending>) {
+/// Queues nodes with changed NoExecute taints, including deleted nodes that had such taints. Queues pods on nodes with
+/// such taints when they are added, or when their eviction may change.
+///
+/// The reconcile of a node reads all pods. A user can create very many pods on a node with taints, so each of these pods
+/// is queued itself.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pending: &Arc<Pending>) {
+    // A controller listens only once.
+    let _is_first = pending.queue.set(queue.clone());
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         let Some(node) = change.latest() else { return };
@@ -84,16 +110,18 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, _pending: &Arc<
             own.add(node.key());
         }
     });
-    let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
+    let (own, pending, nodes) = (queue.clone(), pending.clone(), context.caches.nodes.clone());
     context.caches.pods.on_change(move |change| {
-        // A reconcile reads all pods, and most changes of a pod are changes of its status.
+        // Most changes of a pod are changes of its status.
         if change.old.zip(change.new).is_some_and(|(old, new)| is_evicted_alike(old, new)) {
             return;
         }
-        let node = change.new.and_then(|pod| pod.spec.node_name.as_deref());
-        let node = node.and_then(|node| nodes.get(&Key::new("", node)));
-        if let Some(node) = node.filter(|node| node.taints().iter().any(evicts)) {
-            own.add(node.key());
+        if let Some(old) = change.old.filter(|old| change.new.is_none_or(|new| new.uid() != old.uid())) {
+            drop(pending.remove(&old.key()));
+        }
+        let Some(pod) = change.new else { return };
+        if node_of(pod).and_then(|node| nodes.get(&node)).is_some_and(|node| is_tainted(&node)) {
+            own.add(pod.key());
         }
     });
 }
@@ -107,48 +135,71 @@ fn is_evicted_alike(old: &Pod, new: &Pod) -> bool {
         && old.is_being_deleted() == new.is_being_deleted()
 }
 
-/// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
+/// Whether a node has a NoExecute taint.
+fn is_tainted(node: &Node) -> bool {
+    node.taints().iter().any(evicts)
+}
+
+/// The key of the pod's node.
+fn node_of(pod: &Pod) -> Option<Key> {
+    pod.spec.node_name.as_deref().map(|node| Key::new("", node))
+}
+
+/// Reconciles a node or a pod. The key of a node has no namespace.
 pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
+    if !key.namespace.is_empty() {
+        return reconcile_pod(context, pending, key).await;
+    }
     let Some(node) = context.caches.nodes.get(&key) else {
         // The pods of a deleted node are deleted too, so no eviction is reported as cancelled.
-        drop(pending.replace(&key, Evictions::default()));
+        drop(pending.remove_node(&key));
         return Ok(Next::Wait);
     };
-    if !node.taints().iter().any(evicts) {
-        report_cancelled(context, pending.replace(&key, Evictions::default()));
+    if !is_tainted(&node) {
+        report_cancelled(context, pending.remove_node(&key));
         return Ok(Next::Wait);
     }
+    pending.set_taints(&key, pending.dated(&key, node.taints(), Timestamp::now()));
     let pods = context.caches.pods.all().into_iter();
-    let pods =
-        pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name()) && !pod.is_being_deleted());
-    let (mut next, mut failed, mut due) = (None, None, Pods::new());
-    let taints = pending.dated(&key, node.taints(), Timestamp::now());
-    for pod in pods {
-        let now = Timestamp::now();
-        let Due::At(end) = plan::due(&taints, &pod.spec.tolerations, pod.bound_since(), now) else {
-            continue;
-        };
-        due.insert(pod.key(), pod.uid().to_owned());
-        match until(end, now) {
-            Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
-            // A failed eviction does not prevent the other evictions.
-            None => {
-                let message = format!("Marking for deletion Pod {}", pod.key());
-                let eviction = Eviction {
-                    component: COMPONENT,
-                    event: Event::normal(REASON, message),
-                    reason: "DeletionByTaintManager",
-                    message: "Taint manager: deleting due to NoExecute taint",
-                };
-                failed = evict(context, &pod, eviction).await.err().or(failed);
-            }
+    for pod in pods.filter(|pod| pod.spec.node_name.as_deref() == Some(node.name())) {
+        if let Some(queue) = pending.queue.get() {
+            queue.add(pod.key());
         }
     }
-    report_cancelled(context, pending.replace(&key, Evictions { pods: due, taints }));
-    match failed {
-        Some(error) => Err(error),
-        None => Ok(next.map_or(Next::Wait, Next::After)),
+    Ok(Next::Wait)
+}
+
+/// Evicts one pod if its toleration has expired. Otherwise returns the time of the expiry.
+async fn reconcile_pod(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
+    let pod = context.caches.pods.get(&key).filter(|pod| !pod.is_being_deleted());
+    let node = pod.as_deref().and_then(node_of).and_then(|node| context.caches.nodes.get(&node));
+    let (Some(pod), Some(node)) = (pod, node) else {
+        drop(pending.remove(&key));
+        return Ok(Next::Wait);
+    };
+    let now = Timestamp::now();
+    let taints = pending.dated(&node.key(), node.taints(), now);
+    let Due::At(end) = plan::due(&taints, &pod.spec.tolerations, pod.bound_since(), now) else {
+        report_cancelled(context, pending.remove(&key));
+        return Ok(Next::Wait);
+    };
+    pending.add(&pod, node.key());
+    // The handler of the cache may have removed the pod before this reconcile added it.
+    if context.caches.pods.get(&key).is_none() {
+        drop(pending.remove(&key));
+        return Ok(Next::Wait);
     }
+    if let Some(wait) = until(end, now) {
+        return Ok(Next::After(wait));
+    }
+    let eviction = Eviction {
+        component: COMPONENT,
+        event: Event::normal(REASON, format!("Marking for deletion Pod {key}")),
+        reason: "DeletionByTaintManager",
+        message: "Taint manager: deleting due to NoExecute taint",
+    };
+    evict(context, &pod, eviction).await?;
+    Ok(Next::Wait)
 }
 
 /// Records an event about each of these pods that still runs: the taint is gone, or the pod tolerates it now.
@@ -198,10 +249,19 @@ mod tests {
     use super::*;
     use crate::test_api::TestApi;
 
-    #[tokio::test]
+    /// The names of the pods whose eviction is pending.
+    fn names(pending: &Pending) -> String {
+        let evictions = pending.lock();
+        let mut names: Vec<_> = evictions.pods.keys().map(|key| key.name.as_str()).collect();
+        names.sort_unstable();
+        names.concat()
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn an_eviction_is_pending_until_the_pod_tolerates_the_taint_or_the_taint_is_gone() {
-        let api = TestApi::new(&[]);
-        let (caches, pending, node) = (&api.context.caches, Pending::default(), Key::new("", "a"));
+        let api = TestApi::new(&[("/api/v1/namespaces/n/pods/s", json!({"metadata": {"name": "s"}}))]);
+        let (caches, queue, pending) = (&api.context.caches, Arc::new(Queue::new()), Arc::default());
+        listen(&api.context, &queue, &pending);
         let put_node = |version: &str, taints: Value| {
             let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": version},
                 "spec": {"taints": taints}});
@@ -213,29 +273,31 @@ mod tests {
                 "spec": {"nodeName": "a", "tolerations": tolerations}});
             caches.pods.written(serde_json::from_value(pod).unwrap());
         };
-        let names = || {
-            let pending = pending.0.lock().unwrap();
-            let mut names: Vec<_> =
-                pending.values().flat_map(|node| node.pods.keys()).map(|key| key.name.clone()).collect();
-            names.sort();
-            names.concat()
-        };
         let taint = json!([{"key": "k", "effect": "NoExecute"}]);
-        put_node("1", taint.clone());
-        put_pod("p", "2", json!(300));
+        put_pod("p", "1", json!(300));
+        put_node("2", taint.clone());
         put_pod("q", "3", json!(300));
         put_pod("r", "4", Value::Null);
-        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::After(_))));
-        assert_eq!(names(), "pq");
+        work(&api, &queue, &pending).await;
+        assert_eq!(names(&pending), "pq");
         put_pod("q", "5", Value::Null);
-        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::After(_))));
-        assert_eq!(names(), "p", "q tolerates the taint now");
-        put_node("6", json!([]));
-        assert!(matches!(reconcile(&api.context, &pending, node.clone()).await, Ok(Next::Wait)));
-        assert_eq!(names(), "");
+        work(&api, &queue, &pending).await;
+        assert_eq!(names(&pending), "p", "q tolerates the taint now");
+        put_pod("q", "6", json!(300));
+        caches.pods.removed(&Key::new("n", "q"), "q");
+        assert_eq!(names(&pending), "p");
+        put_pod("s", "7", json!(0));
+        work(&api, &queue, &pending).await;
+        let deleted = |write: &crate::test_api::Write| write.method == "DELETE";
+        let deletions: Vec<String> =
+            api.writes().into_iter().filter(deleted).map(|write| write.path).collect();
+        assert_eq!(deletions, ["/api/v1/namespaces/n/pods/s"]);
+        put_node("8", json!([]));
+        work(&api, &queue, &pending).await;
+        assert_eq!(names(&pending), "");
     }
 
-    /// Reconciles the queued nodes for a time that is shorter than the tolerations.
+    /// Reconciles the queued nodes and pods for a time that is shorter than the tolerations.
     async fn work(api: &TestApi, queue: &Queue<Key>, pending: &Pending) {
         let work = queue.work("test", |key| reconcile(&api.context, pending, key));
         assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
@@ -254,14 +316,14 @@ mod tests {
             "spec": {"nodeName": "a", "tolerations": tolerations}});
         caches.pods.written(serde_json::from_value(pod).unwrap());
         work(&api, &queue, &pending).await;
-        assert_eq!(pending.0.lock().unwrap().len(), 1);
+        assert_eq!((names(&pending).as_str(), pending.lock().taints.len()), ("p", 1));
         caches.nodes.removed(&Key::new("", "a"), "a");
         work(&api, &queue, &pending).await;
-        assert!(pending.0.lock().unwrap().is_empty());
+        assert_eq!((names(&pending).as_str(), pending.lock().taints.len()), ("", 0));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_pod_queues_its_node_only_if_its_eviction_may_change() {
+    async fn a_pod_is_queued_itself_and_only_if_its_eviction_may_change() {
         let api = TestApi::new(&[]);
         let (caches, queue) = (&api.context.caches, Arc::new(Queue::new()));
         let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"},
@@ -269,15 +331,15 @@ mod tests {
         caches.nodes.written(serde_json::from_value(node).unwrap());
         listen(&api.context, &queue, &Arc::default());
         for (version, phase, seconds, expected) in
-            [("2", "Pending", 300, 1), ("3", "Running", 300, 0), ("4", "Running", 200, 1)]
+            [("2", "Pending", 300, "n/p"), ("3", "Running", 300, ""), ("4", "Running", 200, "n/p")]
         {
             let tolerations = json!([{"operator": "Exists", "tolerationSeconds": seconds}]);
             let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": version},
                 "spec": {"nodeName": "a", "tolerations": tolerations}, "status": {"phase": phase}});
             caches.pods.written(serde_json::from_value(pod).unwrap());
-            let queued = Mutex::new(0);
-            let work = queue.work("test", |_node: Key| {
-                *queued.lock().unwrap() += 1;
+            let queued = Mutex::new(String::new());
+            let work = queue.work("test", |key: Key| {
+                queued.lock().unwrap().push_str(&key.to_string());
                 async { Ok(Next::Wait) }
             });
             assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
@@ -286,17 +348,20 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_left_the_list_of_its_node_is_returned() {
-        let (pending, node) = (Pending::default(), Key::new("", "a"));
-        let pods = |pods: &[(&str, &str)]| -> Pods {
-            pods.iter().map(|(name, uid)| (Key::new("n", name), (*uid).to_owned())).collect()
+    fn the_pods_of_a_node_are_removed_with_it() {
+        let pending = Pending::default();
+        let add = |name: &str, node: &str| {
+            let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}});
+            pending.add(&serde_json::from_value(pod).unwrap(), Key::new("", node));
         };
-        let of = |pods: Pods| Evictions { pods, taints: Vec::new() };
-        assert!(pending.replace(&node, of(pods(&[("p", "1"), ("q", "2"), ("r", "3")]))).is_empty());
-        let left = pending.replace(&node, of(pods(&[("p", "1"), ("q", "new")])));
-        assert_eq!(left, pods(&[("q", "2"), ("r", "3")]));
-        assert_eq!(pending.replace(&node, Evictions::default()).len(), 2);
-        assert!(pending.0.lock().unwrap().is_empty());
+        [("p", "a"), ("q", "a"), ("r", "b"), ("s", "b")].map(|(name, node)| add(name, node));
+        let pods = |names: &[&str]| -> Pods {
+            names.iter().map(|name| (Key::new("n", name), (*name).to_owned())).collect()
+        };
+        assert_eq!(pending.remove(&Key::new("n", "r")), pods(&["r"]));
+        assert_eq!(pending.remove(&Key::new("n", "r")), pods(&[]));
+        assert_eq!(pending.remove_node(&Key::new("", "a")), pods(&["p", "q"]));
+        assert_eq!(names(&pending), "s");
     }
 
     #[test]
@@ -312,15 +377,14 @@ mod tests {
         let times = |taints: &[Taint], now: i64| -> Vec<i64> {
             let dated = pending.dated(&node, taints, at(now));
             let times = dated.iter().map(|taint| taint.time_added.as_ref().unwrap().0.as_second()).collect();
-            let pods = Pods::from([(Key::new("n", "p"), "uid".to_owned())]);
-            assert_eq!(pending.replace(&node, Evictions { pods, taints: dated }).len(), 0);
+            pending.set_taints(&node, dated);
             times
         };
         let [first, second] = ["a", "b"].map(|key| taint(key, "NoExecute", None));
         assert_eq!(times(&[first.clone(), taint("c", "NoSchedule", None)], 100), [100]);
         assert_eq!(times(&[first.clone(), second], 200), [100, 200]);
         assert_eq!(times(&[taint("a", "NoExecute", Some(50))], 300), [50]);
-        assert_eq!(pending.replace(&node, Evictions::default()).len(), 1);
+        assert!(pending.remove_node(&node).is_empty());
         assert_eq!(times(&[first], 400), [400], "it was away");
     }
 }

@@ -133,7 +133,7 @@ async fn a_claim_is_charged_unless_its_pod_requests_the_devices() {
     let mut requesting = pod("p");
     let amounts = json!({"deviceclass.resource.kubernetes.io/gpu": "2"});
     requesting["spec"]["containers"][0]["resources"] = json!({"requests": amounts, "limits": amounts});
-    let made = server.post(PODS, requesting).await;
+    let made = server.post(PODS, requesting.clone()).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let claim = |name: &str, uid: &Value, count: u32| {
         let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid, "controller": true});
@@ -144,15 +144,18 @@ async fn a_claim_is_charged_unless_its_pod_requests_the_devices() {
     };
     let claims = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims";
     let uid = &made.body["metadata"]["uid"];
+    let other = json!("another");
     for (name, uid, count, code) in
-        [("own", uid, 2, 201), ("large", uid, 3, 403), ("foreign", &json!("another"), 1, 403)]
+        [("large", uid, 3, 403), ("own", uid, 2, 201), ("second", uid, 1, 403), ("foreign", &other, 1, 403)]
     {
         let answer = server.post(claims, claim(name, uid, count)).await;
         assert_eq!(answer.code, code, "{name}: {}", answer.body);
     }
     server.until_used("q", limited, "2").await;
+    assert_eq!(server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await.code, 200);
+    requesting["metadata"]["name"] = "q".into();
+    assert_eq!(server.post(PODS, requesting).await.code, 403, "the claim counts without its pod");
     // The deletion subtracts what the ledger has added.
     assert_eq!(server.delete(&format!("{claims}/own"), json!({})).await.code, 200);
-    assert_eq!(server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await.code, 200);
     server.until_used("q", limited, "0").await;
 }
