@@ -24,7 +24,6 @@ use crate::{
     webhook_connections::{WebhookConnections, WebhookPermit},
 };
 use capacity::{PER_FREE_BYTE, SharedCapacity};
-pub(crate) use connections::StreamPermit;
 pub(crate) use memory::BodyMemory;
 use memory::reserved;
 
@@ -339,6 +338,7 @@ mod tests {
     use http::Method;
 
     use super::connections::MAX_STREAMS_OF_NODE;
+    use super::connections::StreamPermit;
     use super::*;
 
     fn info(method: Method, uri: &str) -> RequestInfo {
