@@ -4,6 +4,7 @@
 //! The APIServices of built-in group versions are created and corrected at the start of the server. Those of custom
 //! resources are also created again after a deletion, and corrected after a change.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -114,8 +115,10 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], i
             apply(state, kind, object, &action).await?;
         }
     }
+    // There can be thousands of definitions of custom resources, so the names are compared by a set.
+    let names: HashSet<&str> = wanted.iter().map(|wanted| text(wanted, "name")).collect();
     for found in state.cache.list(kind, "") {
-        if wanted.iter().any(|wanted| text(wanted, "name") == found.name()) {
+        if names.contains(found.name()) {
             continue;
         }
         let object = found.value();

@@ -1,5 +1,6 @@
 //! Applies the plans of daemon sets.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 
 use coracle_values::label_selector::{has_many_values, selects};
@@ -93,12 +94,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         context.writer(&context.caches.daemon_sets).merge(&key, Part::Status, patch).await?;
     }
     let again = again?;
+    let labels = pods.iter().map(|pod| pod.metadata.labels.as_ref());
+    let of_pods: HashSet<Option<&String>> =
+        labels.map(|labels| labels.and_then(|labels| labels.get(POD_REVISION))).collect();
     let old = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
         let hash = revision.metadata.labels.as_ref().and_then(|labels| labels.get(POD_REVISION));
-        let of = |pod: &Arc<Pod>| {
-            pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_REVISION).cloned())
-        };
-        revision.uid() == current.revision.uid() || pods.iter().any(|pod| of(pod).as_ref() == hash)
+        revision.uid() == current.revision.uid() || of_pods.contains(&hash)
     });
     revision_history::delete(context, &old).await?;
     Ok(again.into_iter().chain(next).min().map_or(Next::Wait, Next::After))

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_watch::{Config, Event};
+use futures::future::join_all;
 use futures::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::Api;
@@ -62,6 +63,9 @@ struct Removed {
 const MAX_REMOVED: usize = 1000;
 /// Workers that attempt deletions. One of them is reserved for other namespaces ([`Queue::shared`]).
 const WORKERS: usize = 4;
+/// Workers that orphan dependents. An object can have very many dependents, so one worker is reserved for other
+/// namespaces.
+const ORPHAN_WORKERS: usize = 2;
 /// Maximum concurrent look-ups of the owners of one object.
 const MAX_LOOKUPS: usize = 8;
 
@@ -72,7 +76,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
         attempts: Queue::shared(context.config.queue_metrics.of("garbage"), WORKERS),
-        orphans: Queue::measured(context.config.queue_metrics.of("garbage-orphan")),
+        orphans: Queue::shared(context.config.queue_metrics.of("garbage-orphan"), ORPHAN_WORKERS),
         kinds: Mutex::new(found.kinds),
         removed: Mutex::default(),
         absent_owners: Mutex::default(),
@@ -94,7 +98,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     let (own, of_orphans) = (collector.clone(), context.clone());
     tasks.spawn(async move {
         own.complete(listed).await;
-        own.orphans.work("garbage-orphan", |key| own.orphan(&of_orphans, key.name)).await;
+        own.orphan_all(&of_orphans).await;
     });
     loop {
         until_due(&collector.kinds_changed, is_complete).await;
@@ -454,6 +458,14 @@ impl Collector {
         Ok(if live.is_some() { Owner::Solid } else { Owner::Absent })
     }
 
+    /// Orphans the dependents of queued objects, forever.
+    async fn orphan_all(&self, context: &Context) {
+        let work = move |_worker: usize| {
+            self.orphans.work("garbage-orphan", move |key: Key| self.orphan(context, key.name))
+        };
+        join_all((0..ORPHAN_WORKERS).map(work)).await;
+    }
+
     /// Orphans all dependents of one object, then removes the object's finalizer.
     async fn orphan(&self, context: &Context, uid: String) -> Result<Next, Error> {
         let (item, dependents) = {
@@ -582,6 +594,41 @@ mod tests {
             order = order => order,
         };
         assert_eq!(order, ["m0", "o0", "m1", "m2"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_with_long_orphanings_leaves_a_worker_for_others() {
+        let (sender, mut written) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            let (sender, path) = (sender.clone(), request.uri().path().to_owned());
+            let is_read = request.method() == http::Method::GET;
+            async move {
+                if path.contains("/slow/") {
+                    std::future::pending::<()>().await;
+                }
+                if !is_read {
+                    sender.send(path).unwrap();
+                }
+                let live = json!({"name": "fast", "namespace": "n", "uid": "fast", "finalizers": [ORPHAN]});
+                Ok::<_, Infallible>(http::Response::new(serde_json::to_string(&object(live)).unwrap()))
+            }
+        });
+        let client = kube::Client::new(service, "default");
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        let context = Context::new(client, recorder, ControllersConfig::default());
+        let orphans = Queue::shared(Arc::default(), ORPHAN_WORKERS);
+        let (collector, thing) = (Collector { orphans, ..collector() }, kind("Thing", true));
+        for (namespace, uid) in [("slow", "s0"), ("slow", "s1"), ("n", "fast")] {
+            let meta = json!({"name": uid, "namespace": namespace, "uid": uid, "finalizers": [ORPHAN],
+                "deletionTimestamp": "2026-01-01T00:00:00Z"});
+            collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        }
+        // A reconcile is cut off after ten minutes.
+        let path = tokio::select! {
+            () = collector.orphan_all(&context) => unreachable!("work has no end"),
+            path = tokio::time::timeout(Duration::from_secs(60), written.recv()) => path.unwrap().unwrap(),
+        };
+        assert!(path.ends_with("/fast"), "{path}");
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::live;
 use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::disruption_target;
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, Queue, pause_after};
 
 /// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
@@ -85,10 +85,13 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     if let Some(node) = context.caches.nodes.get(&key) {
-        for pod in plan::abandoned(&node, context.caches.pods.all()) {
+        let pods = context.caches.pods.all();
+        let count = pods.len();
+        for pod in plan::abandoned(&node, pods) {
             remove(context, &pod, None).await?;
         }
-        return Ok(Next::Wait);
+        // Each pod that is deleted on a node that is out of service queues the node again.
+        return Ok(pause_after(count));
     }
     if live::has_node(&context.client, &key.name).await? {
         return Ok(Next::Wait);
@@ -185,6 +188,19 @@ mod tests {
         }
         let writes: Vec<_> = api.writes().into_iter().map(|write| (write.method, write.path)).collect();
         assert_eq!(writes, [("DELETE".to_owned(), "/api/v1/namespaces/n/pods/lost".to_owned())]);
+    }
+
+    #[tokio::test]
+    async fn a_node_rests_after_a_reconcile_that_reads_many_pods() {
+        let api = TestApi::new(&[]);
+        let node = json!({"metadata": {"name": "known", "uid": "known", "resourceVersion": "1"}});
+        api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
+        let key = Key::new("", "known");
+        assert!(matches!(reconcile(&api.context, key.clone()).await, Ok(Next::Wait)));
+        for number in 0..1000 {
+            api.context.caches.pods.written(pod_on("known", &format!("p{number}"), "Running"));
+        }
+        assert!(matches!(reconcile(&api.context, key).await, Ok(Next::Rest(_))));
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,5 +1,7 @@
 //! The claims of a stateful set's pods, and their owner references.
 
+use std::collections::HashSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 
@@ -126,6 +128,22 @@ pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let pod = format!("{}-{ordinal}", set.name());
     let mut owners = claim.metadata.owner_references.iter().flatten();
     claim.is_being_deleted() || (with_pod && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
+}
+
+/// The ordinals with a claim that is about to be deleted ([`is_stale`]), by the claims of the namespace.
+pub(super) fn stale_ordinals<'a>(set: &StatefulSet, claims: impl Iterator<Item = &'a Claim>) -> HashSet<i32> {
+    let names = set.spec.volume_claim_templates.iter();
+    let names: HashSet<&str> = names.filter_map(|template| template["metadata"]["name"].as_str()).collect();
+    let suffix = format!("-{}", set.name());
+    let ordinal = |claim: &Claim| {
+        let (start, number) = claim.name().rsplit_once('-')?;
+        let template = start.strip_suffix(&suffix)?;
+        let ordinal: i32 = number.parse().ok()?;
+        // A number such as `01` is not an ordinal.
+        let is_own = names.contains(template) && claim_name(set, template, ordinal) == claim.name();
+        (is_own && is_stale(set, claim, ordinal)).then_some(ordinal)
+    };
+    claims.filter_map(ordinal).collect()
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Reconciles stateful sets.
 
+use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::claims::{changed_owners, claim_names, is_stale, missing};
+use super::claims::{changed_owners, claim_names, is_stale, missing, stale_ordinals};
 use super::plan::{self, Action, Snapshot, ordinals};
 use super::pods::{identity_patch, new_pod, ordinal, revision};
 use super::status::{Revisions, status};
@@ -22,6 +23,9 @@ use crate::revision_history::{self, Current, Workload, template_of, to_clean};
 use crate::write::{Part, owners_patch, status_patch};
 
 const COMPONENT: &str = "statefulset-controller";
+/// Maximum number of claim templates of a set whose claims are looked up for each ordinal. A set can have thousands of
+/// templates. Then one pass over the claims of the namespace is faster.
+const FEW_TEMPLATES: usize = 20;
 /// Label with the hash of a revision.
 const HASH: &str = "controller.kubernetes.io/hash";
 
@@ -44,7 +48,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             }
         }
     });
-    let own = queue.clone();
+    let (own, sets) = (queue.clone(), context.caches.stateful_sets.clone());
     context.caches.claims.on_change(move |change| {
         // After a claim was deleted, or an earlier pod no longer owns it, its pod may be created. The claim's name is
         // `template-set-ordinal`.
@@ -53,9 +57,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         if change.new.is_none_or(|new| new.metadata.owner_references != *owners)
             && let Some((name, _)) = old.name().rsplit_once('-')
         {
-            for (place, _) in name.match_indices('-') {
-                own.add(Key::new(old.namespace(), &name[place + 1..]));
-            }
+            let keys =
+                name.match_indices('-').map(|(place, _)| Key::new(old.namespace(), &name[place + 1..]));
+            keys.filter(|key| sets.get(key).is_some()).for_each(|key| own.add(key));
         }
     });
 }
@@ -131,7 +135,15 @@ fn measure(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) {
 }
 
 fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str) -> Vec<Action> {
-    let stale = |ordinal: i32| has_stale_claim(context, set, ordinal);
+    let few = set.spec.volume_claim_templates.len() <= FEW_TEMPLATES;
+    let known = (!few).then(|| {
+        let claims = context.caches.claims.in_namespace(set.namespace());
+        stale_ordinals(set, claims.iter().map(|claim| &**claim))
+    });
+    let stale = |ordinal: i32| match &known {
+        Some(known) => known.contains(&ordinal),
+        None => has_stale_claim(context, set, ordinal),
+    };
     plan::plan(&Snapshot { set, pods, update, stale: &stale, now: Timestamp::now() })
 }
 
@@ -199,6 +211,8 @@ async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) ->
         return Ok(());
     }
     for pod in pods {
+        // A set can have thousands of pods and thousands of claim templates, and most look-ups wait for nothing.
+        tokio::task::yield_now().await;
         let Some(ordinal) = ordinal(set, pod) else { continue };
         let condemned = !ordinals(set).contains(&ordinal);
         if !condemned && pod.status.phase.as_deref() == Some("Pending") {
@@ -318,11 +332,12 @@ async fn clean(
     if set.is_being_deleted() {
         return Ok(());
     }
+    let of_pods: HashSet<&str> = pods.iter().map(|pod| super::pods::revision(pod)).collect();
     let unused = to_clean(&current.all, set.spec.revision_history_limit, |revision| {
         let name = revision.name();
         name == current.revision.name()
             || set.status.current_revision.as_deref() == Some(name)
-            || pods.iter().any(|pod| super::pods::revision(pod) == name)
+            || of_pods.contains(name)
     });
     revision_history::delete(context, &unused).await
 }
@@ -363,5 +378,69 @@ mod tests {
         assert_eq!(due(deletion("web-1", "new")), (1, false), "a pod above the desired number");
         assert_eq!(within(1, deletion("web-0", "old")), (0, true), "the partition keeps the older template");
         assert_eq!(due(vec![Action::Create { ordinal: 0, updated: true }]), (1, false));
+    }
+
+    /// A set with very many claim templates.
+    fn set_with_templates() -> StatefulSet {
+        let template = |number: usize| json!({"metadata": {"name": format!("t{number}")}, "spec": {}});
+        let templates: Vec<Value> = (0..=FEW_TEMPLATES).map(template).collect();
+        let metadata = json!({"name": "web", "namespace": "n", "uid": "web", "resourceVersion": "1"});
+        let spec =
+            json!({"replicas": 3, "podManagementPolicy": "Parallel", "volumeClaimTemplates": templates});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec})).unwrap()
+    }
+
+    #[tokio::test]
+    async fn pods_wait_for_the_deletion_of_claims_also_with_very_many_templates() {
+        let (api, set) = (TestApi::new(&[]), set_with_templates());
+        let put = |name: &str, deleted: Value| {
+            let metadata = json!({"name": name, "namespace": "n", "uid": name, "resourceVersion": "1",
+                "deletionTimestamp": deleted});
+            let claim = serde_json::from_value(json!({"metadata": metadata})).unwrap();
+            api.context.caches.claims.written(claim);
+        };
+        put("t7-web-1", json!("2026-01-01T00:00:00Z"));
+        put("t7-web-2", Value::Null);
+        put("other-web-2", json!("2026-01-01T00:00:00Z"));
+        let created = |action: &Action| matches!(action, Action::Create { ordinal: 0 | 2, .. });
+        let actions = planned(&api.context, &set, &[], "new");
+        assert!(actions.len() == 2 && actions.iter().all(created), "{actions:?}");
+    }
+
+    #[tokio::test]
+    async fn the_claims_of_many_pods_are_looked_up_in_turns_with_other_tasks() {
+        let (api, set) = (TestApi::new(&[]), set_with_templates());
+        let pod = |ordinal: usize| -> Arc<Pod> {
+            let pod = json!({"metadata": {"name": format!("web-{ordinal}"), "namespace": "n"}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let pods: Vec<Arc<Pod>> = (0..3).map(pod).collect();
+        let mut kept = std::pin::pin!(keep_claims(&api.context, &set, &pods));
+        for _ in &pods {
+            assert!(futures::poll!(kept.as_mut()).is_pending());
+        }
+        kept.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_deleted_claim_queues_existing_sets_only() {
+        let (api, queue) = (TestApi::new(&[]), Arc::new(Queue::new()));
+        let caches = &api.context.caches;
+        caches.stateful_sets.written(set_with_templates());
+        listen(&api.context, &queue);
+        let claim =
+            json!({"metadata": {"name": "a-b-web-0", "namespace": "n", "uid": "c", "resourceVersion": "1"}});
+        caches.claims.written(serde_json::from_value(claim).unwrap());
+        caches.claims.removed(&Key::new("n", "a-b-web-0"), "c");
+        let keys = std::sync::Mutex::new(Vec::new());
+        let work = queue.work("test", |key: Key| {
+            keys.lock().unwrap().push(key.to_string());
+            async { Ok(Next::Wait) }
+        });
+        let mut work = std::pin::pin!(work);
+        for _ in 0..10 {
+            assert!(futures::poll!(work.as_mut()).is_pending());
+        }
+        assert_eq!(*keys.lock().unwrap(), ["n/web"]);
     }
 }
