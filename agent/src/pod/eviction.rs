@@ -41,7 +41,6 @@ pub use measured::DiskUsages;
 use measurement::{MeasuredPods, Measurement, measure};
 use plan::MeasuredPod;
 pub(crate) use plan::{grace, is_critical, is_limited, priority};
-pub(crate) use preempted::PreemptedPods;
 pub(crate) use request::{Evicted, EvictionCause, Evictions};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
