@@ -401,7 +401,7 @@ mod tests {
         let next = |source| sizes.into_iter().find_map(|bytes| limits.unauthenticated(source, bytes).ok());
         let held: Vec<Vec<BodyMemory>> =
             (1..=20).map(|source| std::iter::from_fn(|| next(source)).collect()).collect();
-        let bytes: usize = held.iter().flatten().map(|memory| memory.bytes).sum();
+        let bytes: usize = held.iter().flatten().map(|memory| memory.bytes()).sum();
         assert!(bytes <= MAX_UNAUTHENTICATED_BYTES + held.len() * GRANTED_WITHOUT_CREDENTIALS, "{bytes}");
         assert!(limits.unauthenticated(1, 100).is_err());
         let granted = limits.unauthenticated(21, GRANTED_WITHOUT_CREDENTIALS);

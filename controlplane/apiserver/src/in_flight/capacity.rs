@@ -19,7 +19,7 @@ pub(super) struct SharedCapacity {
 #[derive(Default)]
 pub(super) struct Reserved {
     pub(super) total: usize,
-    owners: HashMap<String, usize>,
+    pub(super) owners: HashMap<String, usize>,
 }
 
 // === impl SharedCapacity ===
