@@ -113,11 +113,13 @@ def exceptions(specs):
 
 
 class Results:
-    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped."""
+    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped. Results with the control
+    plane of other programs have their own file."""
 
     def __init__(self, coracle):
         digest = hashlib.sha256(pathlib.Path(coracle).read_bytes()).hexdigest()[:16]
-        self.path = WORK / f"results-{digest}.json"
+        stock = "-stock" if os.environ.get("STOCK") else ""
+        self.path = WORK / f"results-{digest}{stock}.json"
         self.of = json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def add(self, results):
