@@ -11,9 +11,9 @@ use crate::namespace_watch::{Metadata, Need};
 
 impl ServiceCache {
     /// Keeps the names of all namespaces in the tables, until dropped. It begins after the first list of services,
-    /// because pods wait for services and not for namespaces. A node may lack the right to read namespaces. Then the watch is
-    /// retried every five minutes, or within seconds while network policies need it. Until the first list, only
-    /// namespaces with services are known.
+    /// because pods wait for services and not for namespaces. A node may lack the right to read namespaces. Then the
+    /// watch is retried every five minutes, or within seconds while network policies need it. Until the first list,
+    /// only namespaces with services are known.
     pub(crate) async fn watch_namespaces(self) {
         let mut progress = self.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {
