@@ -39,6 +39,7 @@ mod json_file;
 pub mod kubelet_metrics;
 mod memory_manager;
 mod metric;
+mod namespace_watch;
 mod network_policy;
 pub mod node;
 mod node_balancer;

@@ -29,6 +29,7 @@ use tokio::time::Instant;
 
 use crate::deadline::until;
 use crate::event_recorder::Recorder;
+use crate::namespace_watch::NamespaceWatch;
 use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
 use crate::repair::RepairBackoff;
@@ -41,6 +42,7 @@ use stored::{Earlier, PolicyRecord, StoredPolicies};
 /// The task that keeps the table of policies.
 pub(crate) struct NetworkPolicies {
     client: Client,
+    namespaces: NamespaceWatch,
     node_name: String,
     table: String,
     requests: mpsc::UnboundedReceiver<Request>,
@@ -71,7 +73,10 @@ struct Table {
 impl NetworkPolicies {
     /// The task of this node. It receives the requests of the [`PolicyGate`](policy_gate::PolicyGate).
     pub(crate) fn new(node: &NodeContext, table: &str, end: GateEnd) -> Self {
-        Self::with(node.configs.client(), node.recorder.clone(), &node.config.node_name, table, end)
+        let namespaces = node.services.namespaces().clone();
+        let own =
+            Self::with(node.configs.client(), node.recorder.clone(), &node.config.node_name, table, end);
+        Self { namespaces, ..own }
     }
 
     fn with(client: &Client, recorder: Recorder, node_name: &str, table: &str, end: GateEnd) -> Self {
@@ -82,6 +87,7 @@ impl NetworkPolicies {
             record: PolicyRecord::beside(restricted.record()),
             cluster: ClusterPolicies::watch(client, recorder),
             client: client.clone(),
+            namespaces: NamespaceWatch::new(client.clone()),
             node_name: node_name.to_owned(),
             table: table.to_owned(),
             requests,
@@ -180,7 +186,7 @@ impl NetworkPolicies {
             none => {
                 // Pods of this node are restricted before the list of all pods is complete.
                 self.admitted.facts().for_each(|facts| self.model.lock().put_pod(facts));
-                none.insert(Peers::watch(&self.client))
+                none.insert(Peers::watch(&self.client, &self.namespaces))
             }
         };
         let are_peers_complete = peers.are_complete();
@@ -812,7 +818,7 @@ mod tests {
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
         assert!(!shown.contains("cannot list"), "{shown}");
         // Policies select pods, so the pods have to be listed, too.
-        policies.peers = Some(Peers::watch(&client));
+        policies.peers = Some(Peers::watch(&client, &policies.namespaces));
         policies.apply_pod_events(vec![Err(error())]);
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
@@ -830,7 +836,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
         let mut policies = NetworkPolicies::with(&client, recorder, "here", "test-policies", end.unwrap());
-        policies.peers = Some(Peers::watch(&client));
+        policies.peers = Some(Peers::watch(&client, &policies.namespaces));
         let pod: Pod = serde_json::from_value(json!({"metadata": {"uid": "u", "namespace": "n"},
             "spec": {"nodeName": "here", "containers": []}, "status": {"podIPs": [{"ip": "10.42.0.2"}]}}))
         .unwrap();

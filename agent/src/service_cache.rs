@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 
 use crate::api_health::ApiHealth;
 use crate::checkpoint::{Checkpoint, Key, Kind};
+use crate::namespace_watch::NamespaceWatch;
 pub(crate) use local_pods::LocalPod;
 use local_pods::{Change, LocalPods};
 use stored::{StoredSlice, Unsaved};
@@ -59,6 +60,7 @@ pub(crate) struct ServiceCache {
 
 struct Shared {
     client: Client,
+    namespaces: NamespaceWatch,
     checkpoint: Checkpoint,
     health: ApiHealth,
     tables: Arc<RwLock<Tables>>,
@@ -99,6 +101,7 @@ pub(crate) struct NotListed;
 impl ServiceCache {
     pub(crate) fn new(client: Client, checkpoint: Checkpoint, health: ApiHealth) -> Self {
         let shared = Shared {
+            namespaces: NamespaceWatch::new(client.clone()),
             client,
             checkpoint,
             health,
@@ -114,6 +117,11 @@ impl ServiceCache {
             has_stored: watch::Sender::default(),
         };
         Self { shared: Arc::new(shared) }
+    }
+
+    /// The watch of namespaces, for other followers.
+    pub(crate) fn namespaces(&self) -> &NamespaceWatch {
+        &self.shared.namespaces
     }
 
     /// The known services of a namespace.

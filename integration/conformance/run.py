@@ -73,8 +73,14 @@ def group(name):
 
 
 def recorded(suite):
-    """The recorded state of each spec: `passed` or `failed`."""
-    return {name: state for state, name in (line.split("\t", 1) for line in lines(RECORD[suite]))}
+    """The recorded state of each spec: `passed`, `failed` or `skipped`."""
+    return {name: state for state, name in (line.split("\t")[:2] for line in lines(RECORD[suite]))}
+
+
+def recorded_skips(suite):
+    """The recorded reason of each spec that skipped itself."""
+    rows = (line.split("\t") for line in lines(RECORD[suite]))
+    return {row[1]: row[2] for row in rows if row[0] == "skipped"}
 
 
 def may_lower_oom_score():
@@ -113,11 +119,13 @@ def exceptions(specs):
 
 
 class Results:
-    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped."""
+    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped. Results with the control
+    plane of other programs have their own file."""
 
     def __init__(self, coracle):
         digest = hashlib.sha256(pathlib.Path(coracle).read_bytes()).hexdigest()[:16]
-        self.path = WORK / f"results-{digest}.json"
+        stock = "-stock" if os.environ.get("STOCK") else ""
+        self.path = WORK / f"results-{digest}{stock}.json"
         self.of = json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def add(self, results):
@@ -225,14 +233,19 @@ def table(names, results, specs, skipped):
         print(f"| {title} | " + " | ".join(str(count) for count in row) + " |")
 
 
-def write_record(specs, record, suite):
+def write_record(specs, record, skips, suite):
     """Writes the record of these specs; a spec that never ran is recorded as failed. Outside conformance only passed
-    specs are recorded, because many specs need features that no cluster here has."""
+    specs are recorded, and specs that skip themselves, with the reason: many specs need features that no cluster here has."""
     flag = "" if suite == "conformance" else f" --{suite}"
     head = (f"# Outcome of each {suite} spec of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")
-    rows = [(record.get(name, "failed"), name) for name in specs]
-    kept = [f"{state}\t{name}\n" for state, name in rows if suite == "conformance" or state == "passed"]
+    kept = []
+    for name in specs:
+        state = record.get(name, "failed")
+        if suite == "conformance" or state == "passed":
+            kept.append(f"{state}\t{name}\n")
+        elif name in skips:
+            kept.append(f"skipped\t{name}\t{skips[name]}\n")
     RECORD[suite].write_text(head + "".join(kept))
 
 
@@ -292,9 +305,13 @@ def main():
     for name in regressions:
         print(f"REGRESSION {name}")
     if options.record:
-        skips = set() if options.suite == "conformance" else {name for name in names if results.of[name]["state"] == "skipped"}
-        outcome = {name: "passed" if results.of[name]["state"] == "passed" else "failed" for name in names if name not in skips}
-        write_record(specs, {**record, **outcome}, options.suite)
+        skipped_now = {} if options.suite == "conformance" else {
+            name: results.of[name]["message"] for name in names if results.of[name]["state"] == "skipped"}
+        outcome = {name: "passed" if results.of[name]["state"] == "passed" else "failed"
+                   for name in names if name not in skipped_now}
+        # A spec that ran now has no reason any more.
+        skips = {name: reason for name, reason in recorded_skips(options.suite).items() if name not in outcome}
+        write_record(specs, {**record, **outcome}, {**skips, **skipped_now}, options.suite)
     passed = sum(results.of[name]["state"] == "passed" for name in names)
     others = len(names) - passed - len(regressions)
     print(f"{passed} passed, {len(regressions)} failed that are recorded as passed, {others} others did not pass")

@@ -2,6 +2,8 @@
 //! packets go where a model of services sends them.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
+#[path = "property/conntrack.rs"]
+mod conntrack;
 #[path = "property/packets.rs"]
 mod packets;
 
@@ -147,7 +149,7 @@ fn the_table_after_changes_and_flushes_is_that_of_a_fresh_start() {
                 });
                 assert_eq!(table(), fresh, "after {step} changes");
                 let all: Vec<State> = states.values().cloned().collect();
-                if packets::are_entries_visible() {
+                if conntrack::are_entries_visible() {
                     packets::check(&mut random, &all, PACKETS);
                 } else if step == CHECK_EVERY {
                     coracle_testing::skip_part!("packets: the kernel has no CONFIG_NF_CONNTRACK_PROCFS");

@@ -1,15 +1,17 @@
 //! Watches of the objects that policies refer to: namespaces, pods and nodes.
 
+use std::borrow::Borrow;
 use std::collections::HashSet;
 use std::hash::Hash;
 
 use coracle_error_chain::chain;
 use coracle_watch::{Config, Error, Event};
 use futures::stream::{BoxStream, StreamExt};
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, Client};
 
 use super::NetworkPolicies;
+use crate::namespace_watch::{NamespaceEvent, NamespaceWatch, Need};
 
 /// Maximum events of one watch that one transaction covers.
 const EVENTS_MAX: usize = 512;
@@ -31,10 +33,10 @@ pub(super) struct Listing<K> {
     failure: Option<String>,
 }
 
-/// Watches of pods and namespaces.
+/// The watch of pods, and the events of the shared watch of namespaces.
 pub(super) struct Peers {
     pub(super) pods: Events<Pod>,
-    pub(super) namespaces: Events<Namespace>,
+    pub(super) namespaces: BoxStream<'static, Vec<NamespaceEvent>>,
     pub(super) listed_pods: Listing<String>,
     listed_namespaces: Listing<String>,
 }
@@ -61,8 +63,13 @@ impl<K> Default for Listing<K> {
 
 impl<K> Listing<K> {
     /// The event, if the request succeeded. Records the failure of a request for the first list.
-    pub(super) fn receive<T>(&mut self, event: Received<T>, kind: &'static str) -> Option<Event<T>> {
-        let record = |error: &Error| {
+    pub(super) fn receive<T, E: Borrow<Error>>(
+        &mut self,
+        event: Result<Event<T>, E>,
+        kind: &'static str,
+    ) -> Option<Event<T>> {
+        let record = |error: &E| {
+            let error: &Error = error.borrow();
             tracing::debug!(error = chain(error), kind, "a watch failed");
             if !self.is_complete {
                 set_failure(&mut self.failure, kind, error);
@@ -117,10 +124,10 @@ impl Listing<String> {
 // === impl Peers ===
 
 impl Peers {
-    pub(super) fn watch(client: &Client) -> Self {
+    pub(super) fn watch(client: &Client, namespaces: &NamespaceWatch) -> Self {
         Self {
             pods: watch(client),
-            namespaces: watch(client),
+            namespaces: namespaces.follow(Need::Required).ready_chunks(EVENTS_MAX).boxed(),
             listed_pods: Listing::default(),
             listed_namespaces: Listing::default(),
         }
@@ -148,7 +155,7 @@ impl Nodes {
 // === impl NetworkPolicies ===
 
 impl NetworkPolicies {
-    pub(super) fn apply_namespace_events(&mut self, events: Vec<Received<Namespace>>) {
+    pub(super) fn apply_namespace_events(&mut self, events: Vec<NamespaceEvent>) {
         let Some(peers) = &mut self.peers else { return };
         self.record.change();
         let mut model = self.model.lock();

@@ -2,36 +2,30 @@
 
 use std::collections::HashSet;
 
-use coracle_watch::Config;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::Namespace;
-use kube::Api;
-use kube::core::PartialObjectMeta;
 
 use super::{Event, ServiceCache};
-
-/// A namespace without its content.
-type Metadata = PartialObjectMeta<Namespace>;
+use crate::namespace_watch::{Metadata, Need};
 
 // === impl ServiceCache ===
 
 impl ServiceCache {
-    /// Keeps the names of all namespaces in the tables, until dropped. The watch begins after the first list of services,
-    /// because pods wait for services and not for namespaces. A node may lack the right to read namespaces. Then the watch
-    /// is retried every five minutes. Until the first list, only namespaces with services are known.
+    /// Keeps the names of all namespaces in the tables, until dropped. It begins after the first list of services,
+    /// because pods wait for services and not for namespaces. A node may lack the right to read namespaces. Then the
+    /// watch is retried every five minutes, or within seconds while network policies need it. Until the first list,
+    /// only namespaces with services are known.
     pub(crate) async fn watch_namespaces(self) {
         let mut progress = self.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {
             return;
         }
-        let api: Api<Metadata> = Api::all(self.shared.client.clone());
-        let mut events = coracle_watch::watch(api, Config::default().optional());
+        let mut events = self.shared.namespaces.follow(Need::Optional);
         let mut listed = HashSet::new();
         while let Some(event) = events.next().await {
             match event {
                 Ok(event) => self.apply_namespace_event(event, &mut listed),
                 Err(error) => {
-                    let error = &error as &dyn std::error::Error;
+                    let error = &*error as &dyn std::error::Error;
                     tracing::debug!(error, kind = "namespaces", "a watch failed");
                 }
             }

@@ -19,6 +19,7 @@ use crate::state::pod_counts::PodCounts;
 use crate::state::pod_creations::PodCreations;
 use crate::state::selector_index::SelectorIndex;
 use crate::state::service_addresses::ServiceAddresses;
+use crate::state::service_ports::ServicePorts;
 use crate::state::volume_index::VolumeIndex;
 use crate::state::zones::ZoneIndex;
 use crate::write::Writer;
@@ -54,6 +55,8 @@ pub(crate) struct Context {
     pub(crate) selectors: Arc<SelectorIndex>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
+    /// Node ports of services.
+    pub(crate) service_ports: Arc<ServicePorts>,
     /// Processors of zones.
     pub(crate) zones: Arc<ZoneIndex>,
 }
@@ -78,6 +81,7 @@ impl Context {
             group_members: Arc::default(),
             selectors: Arc::default(),
             service_addresses: Arc::default(),
+            service_ports: Arc::default(),
             zones: Arc::default(),
         }
     }

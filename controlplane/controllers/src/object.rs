@@ -365,6 +365,7 @@ pub(crate) struct ServiceSpec {
     pub(crate) ip_families: Option<Vec<String>>,
     pub(crate) traffic_distribution: Option<String>,
     pub(crate) external_traffic_policy: Option<String>,
+    pub(crate) health_check_node_port: Option<i32>,
     pub(crate) load_balancer_class: Option<String>,
     #[serde(rename = "loadBalancerIP")]
     pub(crate) load_balancer_ip: Option<String>,

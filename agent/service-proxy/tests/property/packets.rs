@@ -16,8 +16,8 @@ use nix::sys::socket::{
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
-/// The kernel's list of conntrack entries.
-const ENTRIES: &str = "/proc/thread-self/net/nf_conntrack";
+use crate::conntrack::tracked;
+
 /// Milliseconds for an expected rejection to reach its socket.
 const REJECTION: u16 = 2_000;
 /// The node's own addresses.
@@ -55,11 +55,6 @@ pub(super) fn add_links() {
     ] {
         coracle_testing::ip(line);
     }
-}
-
-/// Whether the kernel lists its conntrack entries (`CONFIG_NF_CONNTRACK_PROCFS`). Valid only after the first table exists.
-pub(super) fn are_entries_visible() -> bool {
-    std::path::Path::new(ENTRIES).exists()
 }
 
 /// Sends random packets, and compares the delivery of each with the model.
@@ -224,23 +219,4 @@ impl Packet {
         let error = getsockopt(socket, sockopt::SocketError).unwrap();
         if error == Errno::ECONNREFUSED as i32 { Delivery::Rejected } else { Delivery::Dropped }
     }
-}
-
-/// The address that answers a connection from the local port `from`, according to conntrack.
-fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
-    let table = std::fs::read_to_string(ENTRIES).unwrap();
-    table.lines().find_map(|line| {
-        let values = |name: &'static str| {
-            line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
-        };
-        // The first direction is the direction of the client's packets, the second direction is the direction of the
-        // answers.
-        let ends: Vec<SocketAddr> = values("dst")
-            .zip(values("dport"))
-            .chain(values("src").zip(values("sport")))
-            .filter_map(|(address, port)| Some(SocketAddr::new(address.parse().ok()?, port.parse().ok()?)))
-            .collect();
-        let [wanted, _, client, answering] = ends[..] else { return None };
-        (wanted == to && client.port() == from).then_some(answering)
-    })
 }

@@ -59,6 +59,11 @@ impl ServiceAddresses {
         self.lock().get(&address).into_iter().flatten().cloned().collect()
     }
 
+    /// The addresses of all services.
+    pub(crate) fn all(&self) -> Vec<IpAddr> {
+        self.lock().keys().copied().collect()
+    }
+
     /// The first address of a service that is in `range`, but not in the other ranges.
     pub(crate) fn first_only_in(&self, range: IpNetwork, others: &[IpNetwork]) -> Option<IpAddr> {
         let is_elsewhere = |address: &IpAddr| others.iter().any(|other| other.contains(*address));

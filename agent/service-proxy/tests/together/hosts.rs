@@ -1,0 +1,115 @@
+//! Network namespaces with the addresses of pods and of a host outside of the cluster, and the packets that they send.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::AsFd as _;
+
+use coracle_testing::{NamespaceThread, bind_udp, ip};
+use nix::poll::{PollFd, PollFlags, poll};
+
+use crate::conntrack::tracked;
+use crate::world::{Delivery, LOCAL_PODS, NODE, NODE_OUTSIDE, OUTSIDE, Packet, Source, pod_address};
+
+/// Milliseconds between two looks at the delivery of a packet.
+const INTERVAL: u16 = 5;
+/// Looks until a delivery that must happen.
+const LOOKS: usize = 2_000;
+/// Looks if the packet may be dropped. A packet that passes later is missed: a slow machine can hide a fault, but
+/// cannot fail the test.
+const LOOKS_IF_DROPPED: usize = 4;
+
+/// The hosts of the network. The thread that makes the network is in the namespace of the node.
+pub(crate) struct Network {
+    pods: Vec<NamespaceThread>,
+    outside: NamespaceThread,
+}
+
+/// A host that is connected to the node, with one address of each family. The node is its gateway.
+fn host(name: &str, own: [IpAddr; 2], gateway: [IpAddr; 2]) -> NamespaceThread {
+    let thread = NamespaceThread::start();
+    ip(&format!("link add {name} type veth peer name eth0 netns {}", thread.netns().display()));
+    ip(&format!("link set {name} up"));
+    for (own, gateway) in own.into_iter().zip(gateway) {
+        let (bits, nodad) = if own.is_ipv4() { (32, "") } else { (128, "nodad") };
+        ip(&format!("addr add {gateway}/{bits} dev {name} {nodad}"));
+        ip(&format!("route add {own}/{bits} dev {name}"));
+    }
+    thread.within(move || {
+        ip("link set lo up");
+        ip("link set eth0 up");
+        for (own, gateway) in own.into_iter().zip(gateway) {
+            let (bits, nodad, family) = if own.is_ipv4() { (32, "", "-4") } else { (128, "nodad", "-6") };
+            ip(&format!("addr add {own}/{bits} dev eth0 {nodad}"));
+            ip(&format!("route add {gateway}/{bits} dev eth0"));
+            ip(&format!("{family} route add default via {gateway}"));
+        }
+    });
+    thread
+}
+
+// === impl Network ===
+
+impl Network {
+    /// Makes the hosts. The packets of the node to other nodes leave to the host outside.
+    pub(crate) fn start() -> Self {
+        ip("link set lo up");
+        for (setting, value) in [
+            ("ipv4/ip_forward", "1"),
+            ("ipv6/conf/all/forwarding", "1"),
+            // Packets from outside to pods of other nodes leave by the link on which they came.
+            ("ipv4/conf/all/send_redirects", "0"),
+            ("ipv4/conf/default/send_redirects", "0"),
+            // The kernel limits rejections to 6 at once for each host. The packets of the node itself have no limit.
+            ("ipv4/icmp_ratelimit", "0"),
+            ("ipv6/icmp/ratelimit", "0"),
+        ] {
+            std::fs::write(format!("/proc/sys/net/{setting}"), value).unwrap();
+        }
+        let parsed = |addresses: [&str; 2]| addresses.map(|address| address.parse::<IpAddr>().unwrap());
+        let of_pod = |pod: u8| {
+            host(&format!("pod{pod}"), [pod_address(pod, true), pod_address(pod, false)], parsed(NODE))
+        };
+        let pods = (1..=LOCAL_PODS).map(of_pod).collect();
+        let outside = host("outside", parsed(OUTSIDE), parsed(NODE_OUTSIDE));
+        for (family, gateway) in ["-4", "-6"].into_iter().zip(OUTSIDE) {
+            ip(&format!("{family} route add default via {gateway}"));
+        }
+        Self { pods, outside }
+    }
+
+    /// Sends a packet from this port, to which no other packet of the test belongs. Returns what happened to it.
+    pub(crate) fn send(&self, packet: &Packet, from_port: u16, may_be_dropped: bool) -> Delivery {
+        let to = packet.address();
+        let begin = move || begin(to, from_port);
+        let (socket, mut is_refused) = match packet.from {
+            Source::Node => begin(),
+            Source::Pod(pod) => self.pods[usize::from(pod) - 1].within(begin),
+            Source::Outside => self.outside.within(begin),
+        };
+        let looks = if may_be_dropped { LOOKS_IF_DROPPED } else { LOOKS };
+        for _ in 0..looks {
+            // poll(2) also reports errors that are not requested.
+            poll(&mut [PollFd::new(socket.as_fd(), PollFlags::empty())], INTERVAL).unwrap();
+            let error = socket.take_error().unwrap();
+            is_refused |= error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+            // An endpoint without a listener refuses the packet, too. So the entry decides.
+            if let Some(target) = tracked(from_port, to) {
+                return Delivery::Sent(target);
+            }
+            if is_refused {
+                return Delivery::Rejected;
+            }
+        }
+        Delivery::Dropped
+    }
+}
+
+/// Sends a datagram. Returns its socket, and whether the kernel has refused the datagram already.
+fn begin(to: SocketAddr, from_port: u16) -> (UdpSocket, bool) {
+    let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+    let socket = bind_udp(SocketAddr::new(any, from_port));
+    socket.connect(to).unwrap();
+    let sent = socket.send(b"x");
+    let is_refused = sent.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    (socket, is_refused)
+}
