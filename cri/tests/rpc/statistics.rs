@@ -41,20 +41,21 @@ async fn wait_for_usage(machine: &Machine, id: &str, bytes: u64) -> cri::ImageFs
     .await
 }
 
+fn set_limits(config: &mut cri::ContainerConfig) {
+    let limits = cri::LinuxContainerResources {
+        memory_limit_in_bytes: 64 << 20,
+        cpu_quota: 20_000,
+        cpu_period: 100_000,
+        cpu_shares: 1024,
+        ..Default::default()
+    };
+    config.linux.get_or_insert_default().resources = Some(limits);
+}
+
 pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machine) {
     let pod = machine.pod("metrics").await;
-    let limited = |config: &mut cri::ContainerConfig| {
-        let limits = cri::LinuxContainerResources {
-            memory_limit_in_bytes: 64 << 20,
-            cpu_quota: 20_000,
-            cpu_period: 100_000,
-            cpu_shares: 1024,
-            ..Default::default()
-        };
-        config.linux.get_or_insert_default().resources = Some(limits);
-    };
     let id =
-        machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], limited).await.expect("create");
+        machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], set_limits).await.expect("create");
     start_listening(machine, &id).await;
     machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
     // The next request does not wait for a count of files.

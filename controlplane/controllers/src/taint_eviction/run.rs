@@ -354,7 +354,9 @@ mod tests {
             let pod = json!({"metadata": {"name": name, "namespace": "n", "uid": name}});
             pending.add(&serde_json::from_value(pod).unwrap(), Key::new("", node));
         };
-        [("p", "a"), ("q", "a"), ("r", "b"), ("s", "b")].map(|(name, node)| add(name, node));
+        for (name, node) in [("p", "a"), ("q", "a"), ("r", "b"), ("s", "b")] {
+            add(name, node);
+        }
         let pods = |names: &[&str]| -> Pods {
             names.iter().map(|name| (Key::new("n", name), (*name).to_owned())).collect()
         };
