@@ -54,8 +54,10 @@ fn set_limits(config: &mut cri::ContainerConfig) {
 
 pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machine) {
     let pod = machine.pod("metrics").await;
-    let id =
-        machine.create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], set_limits).await.expect("create");
+    let id = machine
+        .create(&pod, "c", &["sh", "-c", "sleep 1000 & nc -l -p 99"], set_limits)
+        .await
+        .expect("create");
     start_listening(machine, &id).await;
     machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
     // The next request does not wait for a count of files.
