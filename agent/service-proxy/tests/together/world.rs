@@ -43,6 +43,7 @@ pub(crate) enum Readiness {
     Terminating,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "independent settings of a Service, each drawn at random")]
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceSpec {
     pub(crate) is_udp: bool,
