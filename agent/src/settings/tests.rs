@@ -330,8 +330,8 @@ fn a_configuration_file_that_is_too_large_is_refused() {
     let path = dir.path().join("coracle.toml");
     let text = format!("[node]\nmtu = 1300\n# {}\n", "x".repeat(1 << 20));
     std::fs::write(&path, &text).unwrap();
-    let error = format!("{:#}", read(&path, None).err().unwrap());
+    let error = format!("{:#}", read(Some(&path), None).err().unwrap());
     assert!(error.contains("larger than"), "{error}");
     std::fs::write(&path, &text[..1000]).unwrap();
-    assert!(read(&path, None).is_ok());
+    assert!(read(Some(&path), None).is_ok());
 }
