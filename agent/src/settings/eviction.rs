@@ -60,11 +60,18 @@ fn thresholds(
             ),
         }
     }
-    let with_images = |nodefs: Threshold, signal: &'static str| {
-        larger(nodefs, signals.get(signal).copied()).context(signal).context("eviction-hard")
+    let with_images = |nodefs: Threshold, own: &str, images: &'static str| {
+        let imagefs = signals.get(images).copied();
+        match (larger(nodefs, imagefs), imagefs) {
+            // The default of nodefs has the other form.
+            (Err(_), Some(imagefs)) if !signals.contains_key(own) => Ok(imagefs),
+            (found, _) => found.context(images).context("eviction-hard"),
+        }
     };
-    thresholds.nodefs_available = with_images(thresholds.nodefs_available, IMAGES_AVAILABLE)?;
-    thresholds.nodefs_inodes_free = with_images(thresholds.nodefs_inodes_free, IMAGES_INODES_FREE)?;
+    thresholds.nodefs_available =
+        with_images(thresholds.nodefs_available, "nodefs.available", IMAGES_AVAILABLE)?;
+    thresholds.nodefs_inodes_free =
+        with_images(thresholds.nodefs_inodes_free, "nodefs.inodesFree", IMAGES_INODES_FREE)?;
     Ok(thresholds)
 }
 
@@ -79,7 +86,7 @@ fn larger(nodefs: Threshold, imagefs: Option<Threshold>) -> anyhow::Result<Thres
         (Threshold::Amount(0) | Threshold::BasisPoints(0), other)
         | (other, Threshold::Amount(0) | Threshold::BasisPoints(0)) => Ok(other),
         _ => anyhow::bail!(
-            "images are on nodefs, so imagefs and nodefs need both a quantity or both a percentage"
+            "images are on nodefs, so imagefs and nodefs must both be quantities or both be percentages"
         ),
     }
 }
@@ -90,6 +97,7 @@ fn soft(
     graces: &BTreeMap<String, String>,
 ) -> anyhow::Result<SoftThresholds> {
     let mut soft = SoftThresholds::NONE;
+    let (mut images_available, mut images_inodes_free) = (None, None);
     for (signal, threshold) in thresholds.into_iter().flat_map(|Thresholds(thresholds)| thresholds) {
         let grace = graces.get(signal).with_context(|| {
             format!("eviction-soft: the signal {signal} has no period in eviction-soft-grace-period")
@@ -103,13 +111,29 @@ fn soft(
             "nodefs.available" => soft.nodefs_available = one,
             "nodefs.inodesFree" => soft.nodefs_inodes_free = one,
             "pid.available" => soft.pid_available = one,
+            IMAGES_AVAILABLE => images_available = Some(one),
+            IMAGES_INODES_FREE => images_inodes_free = Some(one),
             other => anyhow::bail!(
                 "eviction-soft: the signal {other} is not supported; use memory.available, nodefs.available, \
-                 nodefs.inodesFree or pid.available"
+                 nodefs.inodesFree, imagefs.available, imagefs.inodesFree or pid.available"
             ),
         }
     }
+    let with_images = |nodefs: SoftThreshold, imagefs: Option<SoftThreshold>, signal: &'static str| {
+        larger_soft(nodefs, imagefs).context(signal).context("eviction-soft")
+    };
+    soft.nodefs_available = with_images(soft.nodefs_available, images_available, IMAGES_AVAILABLE)?;
+    soft.nodefs_inodes_free = with_images(soft.nodefs_inodes_free, images_inodes_free, IMAGES_INODES_FREE)?;
     Ok(soft)
+}
+
+/// The larger one of two soft thresholds of one file system, with its grace period. Of equal thresholds the shorter
+/// grace period applies.
+fn larger_soft(nodefs: SoftThreshold, imagefs: Option<SoftThreshold>) -> anyhow::Result<SoftThreshold> {
+    let Some(imagefs) = imagefs else { return Ok(nodefs) };
+    let threshold = larger(nodefs.threshold, Some(imagefs.threshold))?;
+    let graces = [nodefs, imagefs].into_iter().filter(|one| one.threshold == threshold).map(|one| one.grace);
+    Ok(SoftThreshold { threshold, grace: graces.min().unwrap_or(imagefs.grace) })
 }
 
 /// Maps signals to the amounts that have to be available beyond their thresholds.
@@ -171,6 +195,19 @@ mod tests {
     }
 
     #[test]
+    fn a_threshold_of_images_does_not_conflict_with_a_default_of_pods() {
+        let node = |images: &str| {
+            let text = format!(
+                "eviction-hard = {{ \"imagefs.available\" = \"{images}\" }}\nmerge-default-eviction-settings = true"
+            );
+            decide(&super::super::tests::node_settings(&text).unwrap()).unwrap().nodefs_available
+        };
+        assert_eq!(node("1Gi"), Threshold::Amount(1 << 30));
+        assert_eq!(node("15%"), Threshold::percent(15));
+        assert_eq!(node("5%"), Threshold::percent(10), "the default of nodefs stays");
+    }
+
+    #[test]
     fn of_the_signals_of_images_and_pods_the_larger_threshold_applies() {
         let nodefs = |text: &str| of(text, None).map(|found| found.nodefs_available);
         assert_eq!(nodefs("imagefs.available<5%,nodefs.available<10%").unwrap(), Threshold::percent(10));
@@ -221,10 +258,36 @@ mod tests {
         for (threshold, graces) in [
             ("memory.available<1Gi", graces("pid.available", "1m")),
             ("memory.available<1Gi", graces("memory.available", "soon")),
-            ("imagefs.available<15%", graces("imagefs.available", "1m")),
+            ("imagefs.available<15%", graces("nodefs.available", "1m")),
+            ("containerfs.available<15%", graces("containerfs.available", "1m")),
         ] {
             assert!(soft(parse(threshold).as_ref(), &graces).is_err(), "{threshold} {graces:?}");
         }
+    }
+
+    #[test]
+    fn of_the_soft_thresholds_of_images_and_pods_the_larger_one_applies_with_its_grace_period() {
+        let of = |imagefs: &str, nodefs: &str| {
+            let texts = [("imagefs", imagefs), ("nodefs", nodefs)];
+            let texts = texts.map(|(file_system, threshold)| format!("{file_system}.available<{threshold}"));
+            let thresholds = Option::<Thresholds>::parse(&texts).unwrap();
+            let graces = [("imagefs.available", "1m"), ("nodefs.available", "2m")];
+            let graces = graces.map(|(signal, grace)| (signal.to_owned(), grace.to_owned()));
+            soft(thresholds.as_ref(), &graces.into()).map(|found| found.nodefs_available)
+        };
+        let minutes = |threshold: Threshold, minutes: u64| SoftThreshold {
+            threshold,
+            grace: Duration::from_secs(60 * minutes),
+        };
+        assert_eq!(of("15%", "10%").unwrap(), minutes(Threshold::percent(15), 1));
+        assert_eq!(of("5%", "10%").unwrap(), minutes(Threshold::percent(10), 2));
+        assert_eq!(of("10%", "10%").unwrap(), minutes(Threshold::percent(10), 1));
+        let error = format!("{:#}", of("15%", "1Gi").unwrap_err());
+        assert!(error.starts_with("eviction-soft: imagefs.available: images are on nodefs"), "{error}");
+        let inodes = Option::<Thresholds>::parse(&["imagefs.inodesFree<7%".to_owned()]).unwrap();
+        let graces = BTreeMap::from([("imagefs.inodesFree".to_owned(), "1m".to_owned())]);
+        let inodes = soft(inodes.as_ref(), &graces).unwrap().nodefs_inodes_free;
+        assert_eq!(inodes, minutes(Threshold::percent(7), 1));
     }
 
     #[test]
