@@ -1,14 +1,19 @@
 //! Validation of a pod's sysctls: only sysctls of namespaces that the pod owns. Pure.
 //!
 //! The shim writes them with the node's privileges, so sysctls of the whole machine must be refused here. runc allows the
-//! same sysctls. Names are accepted with dots or slashes, as in sysctl(8).
+//! same sysctls, except the numbers of the next objects of System V IPC. Names are accepted with dots or slashes, as in
+//! sysctl(8).
 
-/// Sysctls of System V IPC.
-const IPC: [&str; 8] = [
+/// Sysctls of System V IPC that the kernel keeps for each IPC namespace. Source: `ipc/ipc_sysctl.c` of the kernel. It
+/// ignores writes to `auto_msgmni`, which is left out.
+const IPC: [&str; 11] = [
+    "kernel/msg_next_id",
     "kernel/msgmax",
     "kernel/msgmnb",
     "kernel/msgmni",
     "kernel/sem",
+    "kernel/sem_next_id",
+    "kernel/shm_next_id",
     "kernel/shmall",
     "kernel/shmmax",
     "kernel/shmmni",
@@ -70,9 +75,16 @@ mod tests {
             assert!(check(name, none).is_err(), "{name}");
         }
         assert!(check("net.ipv4.conf.eth0/1.forwarding", all).is_ok());
+        // Those that an agent permits by `kernel.msg*`, `kernel.shm*` and `kernel.sem`.
+        for name in ["msg_next_id", "msgmax", "msgmnb", "msgmni", "sem", "shm_next_id", "shm_rmid_forced"] {
+            let name = format!("kernel.{name}");
+            assert!(check(&name, all).is_ok() && check(&name, none).is_err(), "{name}");
+        }
         for name in [
             "kernel.core_pattern",
             "kernel/core_pattern",
+            "kernel.auto_msgmni",
+            "kernel.msgx",
             "vm.swappiness",
             "net.../x",
             "net/../vm",
