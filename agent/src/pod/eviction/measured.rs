@@ -16,6 +16,9 @@ use crate::server::{DiskUsageView, PodDiskUsage};
 
 /// Minimum interval of the measurements of a pod, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(60);
+/// A pod with a writable layer that the runtime has not counted is due again after this time: the minimum interval of the
+/// counts of the built-in runtime.
+const RETRY: Duration = Duration::from_secs(10);
 
 /// The disk usage of the node's pods. Cheap to clone.
 #[derive(Clone)]
@@ -37,6 +40,8 @@ struct Measurements {
     last: Option<(PodDiskUsage, Duration)>,
     /// When the next one is due. None while one waits or runs.
     due: Option<Instant>,
+    /// Since when the runtime has not counted a writable layer. None if it has counted all of them.
+    uncounted_since: Option<Instant>,
 }
 
 // === impl DiskUsages ===
@@ -65,7 +70,8 @@ impl DiskUsages {
         let mut layers = usage::layers(&self.node, None).await;
         for (uid, pod) in due {
             let layers = layers.remove(uid).unwrap_or_default();
-            if layers.iter().all(|(_, layer)| layer.is_some()) {
+            let are_counted = layers.iter().all(|(_, layer)| layer.is_some());
+            if lock(&self.known).may_begin(uid, are_counted, Instant::now()) {
                 self.begin(uid, pod, layers);
             }
         }
@@ -121,6 +127,18 @@ impl Known {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
 
+    /// Whether a measurement may begin. It waits for the counts of the pod's writable layers, but at most for one interval:
+    /// a runtime may never count a layer.
+    fn may_begin(&mut self, uid: &str, are_counted: bool, now: Instant) -> bool {
+        let pod = self.0.entry(uid.to_owned()).or_default();
+        if are_counted {
+            pod.uncounted_since = None;
+            return true;
+        }
+        pod.due = Some(now + RETRY);
+        now >= *pod.uncounted_since.get_or_insert(now) + INTERVAL
+    }
+
     /// Records that a measurement waits. Returns how long the last one of the pod took.
     fn begin(&mut self, uid: &str) -> Option<Duration> {
         let pod = self.0.entry(uid.to_owned()).or_default();
@@ -131,7 +149,8 @@ impl Known {
     /// Adds a measurement that has ended, and how long it took. The pod may be removed.
     fn end(&mut self, uid: &str, measured: PodDiskUsage, took: Duration) {
         if let Some(pod) = self.0.get_mut(uid) {
-            *pod = Measurements { last: Some((measured, took)), due: Some(Instant::now() + INTERVAL) };
+            pod.last = Some((measured, took));
+            pod.due = Some(Instant::now() + INTERVAL);
         }
     }
 }
@@ -176,5 +195,22 @@ mod tests {
         assert!(known.is_due("u", Instant::now() + INTERVAL));
         assert_eq!(known.begin("u"), Some(Duration::from_secs(3)));
         assert_eq!(known.last(), HashMap::from([("u".to_owned(), MEASURED)]));
+    }
+
+    #[test]
+    fn a_layer_that_is_never_counted_delays_measurements_once() {
+        let mut known = Known::default();
+        let begun = Instant::now();
+        assert!(!known.may_begin("u", false, begun));
+        assert!(!known.is_due("u", begun + RETRY / 2), "no list for each request");
+        assert!(known.is_due("u", begun + RETRY));
+        assert!(!known.may_begin("u", false, begun + INTERVAL / 2));
+        assert!(known.may_begin("u", false, begun + INTERVAL));
+        known.begin("u");
+        assert!(!known.is_due("u", begun + INTERVAL * 100), "it waits or runs");
+        known.end("u", MEASURED, Duration::ZERO);
+        assert!(known.may_begin("u", false, begun + INTERVAL * 2), "later measurements do not wait again");
+        assert!(known.may_begin("u", true, begun + INTERVAL * 3));
+        assert!(!known.may_begin("u", false, begun + INTERVAL * 4), "a new container");
     }
 }
