@@ -34,13 +34,13 @@ struct JoinedDns {
 }
 
 /// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
-/// next starts, because running pods keep the address, and because the API server may be unreachable then.
+/// next starts, when the API server may be unreachable.
 pub(super) async fn learn(node: &mut Node, client: &Client) {
     if !node.dns.is_address_derived() {
         return;
     }
     let record = node.dirs.state.join("join/cluster-dns");
-    if let Some(dns) = stored_or_asked(&record, client).await {
+    if let Some(dns) = asked_or_stored(&record, client).await {
         node.dns.addresses = dns.addresses;
         if dns.is_served_by_pods {
             node.dns.leave_to_pods();
@@ -48,34 +48,45 @@ pub(super) async fn learn(node: &mut Node, client: &Client) {
     }
 }
 
-/// What the record says, else the Service. `None` if neither exists.
-async fn stored_or_asked(record: &Path, client: &Client) -> Option<JoinedDns> {
-    let stored = coracle_agent::read_text(record, RECORD_MAX).ok();
-    if let Some(dns) = stored.and_then(|text| parse(&text)) {
-        return Some(dns);
-    }
+/// What the Service says. If the API server does not return it, what the record says. `None` if there is no Service with
+/// a cluster IP, or no record.
+async fn asked_or_stored(record: &Path, client: &Client) -> Option<JoinedDns> {
+    let stored = coracle_agent::read_text(record, RECORD_MAX).ok().and_then(|text| parse(&text));
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     let error = match tokio::time::timeout(TIMEOUT, services.get_opt(NAME)).await {
         Ok(Ok(service)) => {
-            let dns = of_service(&service?)?;
-            store(record, &dns);
-            return Some(dns);
+            let dns = service.as_ref().and_then(of_service);
+            if dns != stored {
+                store(record, dns.as_ref());
+            }
+            return dns;
         }
         Ok(Err(error)) => chain(&error),
         Err(elapsed) => chain(&elapsed),
     };
-    tracing::warn!(error, "cannot read the address of cluster DNS, using the default");
-    None
+    let used = if stored.is_some() { "the stored address" } else { "the default" };
+    tracing::warn!(error, used, "cannot read the address of cluster DNS");
+    stored
 }
 
-fn store(record: &Path, dns: &JoinedDns) {
+/// Writes the record. `None` removes it.
+fn store(record: &Path, dns: Option<&JoinedDns>) {
+    let stored = match dns {
+        Some(dns) => coracle_agent::replace_private(record, text_of(dns).as_bytes()),
+        None => std::fs::remove_file(record),
+    };
+    if let Err(error) = stored {
+        tracing::warn!(error = chain(&error), "cannot store the address of cluster DNS");
+    }
+}
+
+/// The text of a record.
+fn text_of(dns: &JoinedDns) -> String {
     let mut text: String = dns.addresses.iter().map(|address| format!("{address}\n")).collect();
     if dns.is_served_by_pods {
         text.extend([BY_PODS, "\n"]);
     }
-    if let Err(error) = coracle_agent::replace_private(record, text.as_bytes()) {
-        tracing::warn!(error = chain(&error), "cannot store the address of cluster DNS");
-    }
+    text
 }
 
 /// Reads the text of a record: an address a line, and [`BY_PODS`]. `None` if there is no address, or another line.
@@ -130,7 +141,7 @@ mod tests {
             answering(code, &status)
         };
         for unknown in [refused(404), refused(403), answering(200, &service(&["None"]))] {
-            assert_eq!(stored_or_asked(&record, &unknown).await, None);
+            assert_eq!(asked_or_stored(&record, &unknown).await, None);
             assert!(!record.exists());
         }
         let dns = |addresses: &[&str], is_served_by_pods: bool| {
@@ -138,15 +149,37 @@ mod tests {
             Some(JoinedDns { addresses, is_served_by_pods })
         };
         let known = dns(&["fd43::a", "10.96.0.10"], false);
-        let asked = stored_or_asked(&record, &answering(200, &service(&["fd43::a", "10.96.0.10"]))).await;
+        let asked = asked_or_stored(&record, &answering(200, &service(&["fd43::a", "10.96.0.10"]))).await;
         assert_eq!(asked, known);
-        let stored = stored_or_asked(&record, &refused(403)).await;
+        let stored = asked_or_stored(&record, &refused(403)).await;
         assert_eq!(stored, known, "after a restart");
         std::fs::write(&record, "fd43::a\ntorn").unwrap();
         let mut with_pods = service(&["10.96.0.10"]);
         with_pods["spec"]["selector"] = json!({"k8s-app": "kube-dns"});
-        let asked = stored_or_asked(&record, &answering(200, &with_pods)).await;
+        let asked = asked_or_stored(&record, &answering(200, &with_pods)).await;
         assert_eq!(asked, dns(&["10.96.0.10"], true), "a damaged record is replaced");
-        assert_eq!(stored_or_asked(&record, &refused(403)).await, asked, "after a restart");
+        assert_eq!(asked_or_stored(&record, &refused(403)).await, asked, "after a restart");
+    }
+
+    #[tokio::test]
+    async fn a_change_of_the_service_replaces_the_stored_address() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("join/cluster-dns");
+        let dns = |address: &str, is_served_by_pods: bool| {
+            Some(JoinedDns { addresses: vec![address.parse().unwrap()], is_served_by_pods })
+        };
+        let mut with_pods = service(&["10.96.0.10"]);
+        with_pods["spec"]["selector"] = json!({"k8s-app": "kube-dns"});
+        for (service, expected) in [
+            (service(&["10.43.0.10"]), dns("10.43.0.10", false)),
+            (service(&["10.96.0.10"]), dns("10.96.0.10", false)),
+            (with_pods, dns("10.96.0.10", true)),
+        ] {
+            assert_eq!(asked_or_stored(&record, &answering(200, &service)).await, expected);
+            assert_eq!(asked_or_stored(&record, &answering(500, &json!({}))).await, expected, "stored");
+        }
+        let removed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404});
+        assert_eq!(asked_or_stored(&record, &answering(404, &removed)).await, None);
+        assert!(!record.exists());
     }
 }
