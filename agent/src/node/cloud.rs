@@ -11,14 +11,18 @@ pub(super) const NODE_IPS: &str = "alpha.kubernetes.io/provided-node-ip";
 /// Maximum addresses in the annotation: one of each family.
 const NODE_IPS_MAX: usize = 2;
 
-/// The taint that the cloud controller manager removes after it has completed the Node object.
-pub(super) fn taint() -> Taint {
-    Taint {
+/// The taint that the cloud controller manager removes after it has completed the Node object. `None` if the node does
+/// not have it, or if it is one of the configured taints: the API server refuses two taints with one key and effect.
+pub(super) fn taint(config: &NodeConfig) -> Option<Taint> {
+    let taint = Taint {
         key: "node.cloudprovider.kubernetes.io/uninitialized".to_owned(),
         value: Some("true".to_owned()),
         effect: "NoSchedule".to_owned(),
         time_added: None,
-    }
+    };
+    let is_configured =
+        config.taints.iter().any(|other| other.key == taint.key && other.effect == taint.effect);
+    (config.has_external_cloud && !is_configured).then_some(taint)
 }
 
 /// The value of the annotation [`NODE_IPS`]. `None` if the node does not have it.

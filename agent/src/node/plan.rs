@@ -66,7 +66,7 @@ pub(super) fn node(
     properties: &MachineProperties,
     current_state: &CurrentState,
 ) -> Node {
-    let taints = config.taints.iter().cloned().chain(config.has_external_cloud.then(cloud::taint));
+    let taints = config.taints.iter().cloned().chain(cloud::taint(config));
     let taints = Some(taints.collect::<Vec<_>>()).filter(|taints| !taints.is_empty());
     let provider_id = config.provider_id.clone();
     let has_spec = taints.is_some() || provider_id.is_some();
@@ -447,6 +447,9 @@ mod tests {
         let taint = &spec.taints.expect("taints")[0];
         assert_eq!(taint.key, "node.cloudprovider.kubernetes.io/uninitialized");
         assert_eq!((taint.value.as_deref(), taint.effect.as_str()), (Some("true"), "NoSchedule"));
+        let configured = NodeConfig { taints: vec![taint.clone()], ..external.clone() };
+        let taints = node(&configured, &properties(), &state).spec.and_then(|spec| spec.taints);
+        assert_eq!(taints.as_deref(), Some(&[taint.clone()][..]), "the API server refuses equal taints");
         let addresses = |node: &Node| node.status.clone().expect("status").addresses.expect("addresses");
         assert_eq!(addresses(&new).len(), 1, "only the host name: {:?}", addresses(&new));
         let given = NodeConfig { ips: vec!["192.0.2.1".parse().expect("address")], ..external.clone() };
