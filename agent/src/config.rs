@@ -59,6 +59,8 @@ pub struct AgentConfig {
     pub resolv_conf: PathBuf,
     /// Maximum pods.
     pub max_pods: u32,
+    /// Maximum pods for each CPU. 0 means no such limit. `max_pods` respects it.
+    pub pods_per_core: u32,
     /// Maximum processes of a pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
     /// Settings that apply to all pods.

@@ -2,14 +2,15 @@
 //!
 //! Only fields that hold for this agent are present. No field contains a secret.
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::config::AgentConfig;
+use crate::config::{AgentConfig, Identity};
 use crate::image_verification::AllowedImages;
 use crate::node::Threshold;
-use crate::pod_policy::AllowedSysctl;
+use crate::pod_policy::{AllowedSysctl, PullSlots};
 use crate::request_rate::RequestRate;
 use crate::source::StaticPodSources;
 
@@ -38,6 +39,8 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         "clusterDNS": config.cluster_dns,
         "resolvConf": config.resolv_conf,
         "maxPods": config.max_pods,
+        "podsPerCore": config.pods_per_core,
+        "rotateCertificates": rotates(&config.identity),
         "podPidsLimit": config.pod_pids_limit.unwrap_or(-1),
         "cgroupRoot": config.cgroup_root,
         "cgroupDriver": config.cgroup_driver.to_string(),
@@ -58,6 +61,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
     });
     add_images(config, &mut shown);
     add_pod_policy(config, &mut shown);
+    add_pulls(&config.pod_policy.pull_slots, &mut shown);
     add_shutdown_periods(config, &mut shown);
     add_static_pods(&config.static_pods, &mut shown);
     if let Some(client_ca) = &config.client_ca {
@@ -107,6 +111,21 @@ fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
     add_rate(shown, ["registryPullQPS", "registryBurst"], policy.pull_rate.rate());
 }
 
+/// Adds the limit of image pulls at the same time. A limit of 1 is `serializeImagePulls`. Without a limit
+/// `maxParallelImagePulls` is absent.
+fn add_pulls(slots: &PullSlots, shown: &mut Value) {
+    let limit = slots.limit();
+    shown["serializeImagePulls"] = json!(limit == Some(NonZero::<u32>::MIN));
+    if let Some(limit) = limit {
+        shown["maxParallelImagePulls"] = json!(limit.get());
+    }
+}
+
+/// Whether the agent renews the node's client certificate.
+fn rotates(identity: &Identity) -> bool {
+    matches!(identity, Identity::Joined(_))
+}
+
 /// Adds a rate limit by the names of its two fields.
 fn add_rate(shown: &mut Value, [per_second, burst]: [&str; 2], rate: Option<RequestRate>) {
     shown[per_second] = json!(rate.map_or(0, |rate| rate.per_second.get()));
@@ -148,6 +167,24 @@ fn threshold(threshold: Threshold) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::certificate_files::CertificateFiles;
+
+    #[test]
+    fn pulls_are_serialized_by_a_limit_of_one() {
+        let of = |limit: u32| {
+            let mut shown = json!({});
+            add_pulls(&PullSlots::new(NonZero::new(limit)), &mut shown);
+            shown
+        };
+        assert_eq!(of(0), json!({"serializeImagePulls": false}));
+        assert_eq!(of(1), json!({"serializeImagePulls": true, "maxParallelImagePulls": 1}));
+        assert_eq!(of(7), json!({"serializeImagePulls": false, "maxParallelImagePulls": 7}));
+    }
+
+    #[test]
+    fn certificates_in_files_are_not_renewed() {
+        assert!(!rotates(&Identity::Files(CertificateFiles::default())));
+    }
 
     #[test]
     fn thresholds_are_quantities_or_percentages() {

@@ -46,7 +46,10 @@ pub(crate) enum SysctlNamespace {
 
 /// Limits how many images are pulled at the same time. Clones share the limit.
 #[derive(Clone, Debug, Default)]
-pub struct PullSlots(Option<Arc<Semaphore>>);
+pub struct PullSlots {
+    limit: Option<NonZero<u32>>,
+    slots: Option<Arc<Semaphore>>,
+}
 
 // === impl AllowedSysctl ===
 
@@ -124,14 +127,19 @@ impl PullSlots {
         let slots = |limit: NonZero<u32>| {
             usize::try_from(limit.get()).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)
         };
-        Self(limit.map(|limit| Arc::new(Semaphore::new(slots(limit)))))
+        Self { limit, slots: limit.map(|limit| Arc::new(Semaphore::new(slots(limit)))) }
+    }
+
+    /// Maximum number of pulls at the same time. None means no limit.
+    pub(crate) fn limit(&self) -> Option<NonZero<u32>> {
+        self.limit
     }
 
     /// Waits until fewer pulls than the limit run. Pulls start in the order of their calls. The pull counts until the
     /// returned value is dropped.
     pub(crate) async fn take(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
-        Arc::clone(self.0.as_ref()?).acquire_owned().await.ok()
+        Arc::clone(self.slots.as_ref()?).acquire_owned().await.ok()
     }
 }
 

@@ -118,6 +118,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         overlay: node.overlay.clone(),
         resolv_conf: node.dns.resolv_conf.clone().unwrap_or_default(),
         max_pods: node.max_pods,
+        pods_per_core: node.pods_per_core,
         pod_pids_limit: node.pod_pids_limit,
         pod_policy: node.pod_policy.clone(),
         cluster_dns: node.dns.addresses.clone(),
@@ -170,7 +171,7 @@ mod tests {
         let settings = Settings::of_kubelet_file(
             "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn]\ncpuCFSQuota: false\n\
              crashLoopBackOff: {maxContainerRestartPeriod: 30s}\ntlsMinVersion: VersionTLS13\n\
-             enableDebuggingHandlers: false\nproviderID: vendor://a\nmaxPods: 7\nnodeStatusMaxImages: 3\n\
+             enableDebuggingHandlers: false\nproviderID: vendor://a\nmaxPods: 7\npodsPerCore: 9\nnodeStatusMaxImages: 3\n\
              eventRecordQPS: 5\nsystemReserved: {pid: \"9\"}\n",
         );
         let files = Identity::Files(CertificateFiles::default());
@@ -181,6 +182,7 @@ mod tests {
         assert_eq!(policy.max_restart_wait.as_secs(), 30);
         assert!(config.tls.requires_tls13 && !config.handlers.debugging && config.handlers.system_log);
         assert_eq!((config.provider_id.as_deref(), config.max_pods), (Some("vendor://a"), 7));
+        assert_eq!(config.pods_per_core, 9);
         assert_eq!(config.reports.max_images, Some(3));
         assert_eq!(config.reports.event_rate.map(|rate| rate.per_second.get()), Some(5));
         assert_eq!(config.system_reserved["pid"], "9");

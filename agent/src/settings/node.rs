@@ -338,6 +338,7 @@ impl NodeSettings {
             mtu: self.mtu,
             overlay: overlay?,
             max_pods: pod_policy::max_pods(self.max_pods, self.pods_per_core, pod_policy::cpus()),
+            pods_per_core: self.pods_per_core,
             pod_pids_limit: Some(self.pod_max_pids).filter(|limit| *limit > 0),
             pod_policy: pod_policy?,
             system_reserved,

@@ -50,6 +50,7 @@ pub(crate) struct Node {
     pub(crate) mtu: Option<u32>,
     pub(crate) overlay: Option<coracle_cni::OverlayConfig>,
     pub(crate) max_pods: u32,
+    pub(crate) pods_per_core: u32,
     pub(crate) pod_pids_limit: Option<i64>,
     pub(crate) pod_policy: PodPolicy,
     pub(crate) system_reserved: BTreeMap<String, String>,
