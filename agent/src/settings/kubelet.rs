@@ -156,7 +156,7 @@ impl Parser<'_> {
 
     fn at_least(&mut self, path: &str, value: &Value, least: &str) {
         if !text(value).is_some_and(|text| reaches(&text, least)) {
-            self.unsupported(path, &format!("the least value is {least}"));
+            self.unsupported(path, &format!("the minimum is {least}"));
         }
     }
 

@@ -42,7 +42,7 @@ fn parallel_pulls(
 ) -> Result<Option<NonZero<u32>>, &'static str> {
     match limit {
         Some(limit) if is_serial && limit.get() > 1 => {
-            Err("max-parallel-image-pulls cannot be larger than 1 unless serialize-image-pulls is false")
+            Err("max-parallel-image-pulls must be 1 with serialize-image-pulls")
         }
         None if is_serial => Ok(Some(NonZero::<u32>::MIN)),
         limit => Ok(limit),
@@ -95,7 +95,8 @@ mod tests {
     fn values_that_the_kubelet_refuses_are_refused_together() {
         let text = "serialize-image-pulls = true\nmax-parallel-image-pulls = 2\nmax-container-restart-period = \"6m\"";
         let error = of(text).unwrap_err();
-        for part in ["max-parallel-image-pulls cannot be larger than 1", "must be from 1s to 5m"] {
+        for part in ["max-parallel-image-pulls must be 1 with serialize-image-pulls", "must be from 1s to 5m"]
+        {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
         for wrong in [

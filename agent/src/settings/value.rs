@@ -359,7 +359,7 @@ impl Single for CountOrAll {
         match text.parse::<i32>().map(usize::try_from) {
             Ok(Ok(count)) => Ok(Self(Some(count))),
             Ok(Err(_)) if text == "-1" => Ok(Self(None)),
-            _ => Err("expected a whole number from -1".to_owned()),
+            _ => Err("expected -1 or a larger whole number".to_owned()),
         }
     }
 }

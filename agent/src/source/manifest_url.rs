@@ -61,7 +61,7 @@ enum FetchError {
     Request(#[source] reqwest::Error),
     #[error("too many redirects")]
     TooManyRedirects,
-    #[error("the redirect leaves https")]
+    #[error("the redirect goes from https to http")]
     NotSecure,
     #[error("the server answers {0}")]
     Status(StatusCode),
