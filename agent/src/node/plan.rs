@@ -449,7 +449,7 @@ mod tests {
         assert_eq!((taint.value.as_deref(), taint.effect.as_str()), (Some("true"), "NoSchedule"));
         let configured = NodeConfig { taints: vec![taint.clone()], ..external.clone() };
         let taints = node(&configured, &properties(), &state).spec.and_then(|spec| spec.taints);
-        assert_eq!(taints.as_deref(), Some(&[taint.clone()][..]), "the API server refuses equal taints");
+        assert_eq!(taints.as_deref(), Some(std::slice::from_ref(taint)), "only one");
         let addresses = |node: &Node| node.status.clone().expect("status").addresses.expect("addresses");
         assert_eq!(addresses(&new).len(), 1, "only the host name: {:?}", addresses(&new));
         let given = NodeConfig { ips: vec!["192.0.2.1".parse().expect("address")], ..external.clone() };

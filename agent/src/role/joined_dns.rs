@@ -48,8 +48,8 @@ pub(super) async fn learn(node: &mut Node, client: &Client) {
     }
 }
 
-/// What the Service says. If the API server does not return it, what the record says. `None` if there is no Service with
-/// a cluster IP, or no record.
+/// Cluster DNS as the Service defines it, or as the record if the request fails. `None` if the Service does not exist
+/// or has no cluster IP, or if there is no record after a failed request.
 async fn asked_or_stored(record: &Path, client: &Client) -> Option<JoinedDns> {
     let stored = coracle_agent::read_text(record, RECORD_MAX).ok().and_then(|text| parse(&text));
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);

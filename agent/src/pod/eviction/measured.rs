@@ -16,8 +16,8 @@ use crate::server::{DiskUsageView, PodDiskUsage};
 
 /// Minimum interval of the measurements of a pod, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// A pod with a writable layer that the runtime has not counted is due again after this time: the minimum interval of the
-/// counts of the built-in runtime.
+/// A pod with a writable layer that the runtime has not counted is due again after this time: the minimum interval of
+/// the counts of the built-in runtime.
 const RETRY: Duration = Duration::from_secs(10);
 
 /// The disk usage of the node's pods. Cheap to clone.
@@ -127,8 +127,8 @@ impl Known {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
 
-    /// Whether a measurement may begin. It waits for the counts of the pod's writable layers, but at most for one interval:
-    /// a runtime may never count a layer.
+    /// Whether a measurement may begin. It waits for the counts of the pod's writable layers, but at most for one
+    /// interval: a runtime may never count a layer.
     fn may_begin(&mut self, uid: &str, are_counted: bool, now: Instant) -> bool {
         let pod = self.0.entry(uid.to_owned()).or_default();
         if are_counted {
