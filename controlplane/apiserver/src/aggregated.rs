@@ -75,16 +75,16 @@ pub(crate) async fn run(
     respond(arrived.headers, answer, |server| join(client, server, state.shutdown.clone()))
 }
 
-/// Whether a path has a segment `.` or `..`, also in percent-encoding. Authorization reads such a segment as a name; a
+/// Whether a path has a segment `.` or `..`, plain or percent-encoded. Authorization reads such a segment as a name. A
 /// server that resolves the path would serve another namespace or resource.
 fn has_dot_segments(path: &str) -> bool {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
     decoded.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
 }
 
-/// Adds the address of the client and the id of the audit event, as upstream, so that the audit events of both servers
-/// can be compared. Source: `AppendForwardedForHeader` of `k8s.io/apimachinery`, `NewRequestForProxy` of
-/// `k8s.io/apiserver`.
+/// Adds the address of the client and the id of the audit event, as upstream. With the id, an administrator finds the
+/// audit events of both servers for one request. Sources: `AppendForwardedForHeader` of `k8s.io/apimachinery`,
+/// `NewRequestForProxy` of `k8s.io/apiserver`.
 fn add_client(headers: &mut HeaderMap, peer: Option<IpAddr>, audit_id: Option<&str>) {
     if let Some(peer) = peer {
         let all = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());

@@ -68,9 +68,10 @@ struct Observed {
 /// The resources of a group version of another server.
 #[derive(Clone, Default)]
 pub(crate) struct Discovered {
-    /// In the form of the aggregated discovery document.
+    /// The list of resources, as in the aggregated discovery document.
     resources: Arc<Value>,
-    /// ETag of the aggregated document of the server. `None` if the resources are those of the APIResourceList.
+    /// ETag of the server's aggregated document. `None` if the server sent no usable ETag, or if the resources come
+    /// from the APIResourceList.
     tag: Option<String>,
 }
 
@@ -120,7 +121,8 @@ impl Remotes {
 // === impl Remote ===
 
 impl Remote {
-    /// Reads an API service. As upstream, its condition says whether the server is available until the first check.
+    /// Reads an APIService. As upstream, the server counts as available until the first check if the condition
+    /// `Available` is true.
     pub(crate) fn read(front_proxy: &FrontProxy, object: &Value) -> Self {
         let spec = &object["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -167,38 +169,38 @@ impl Remote {
         format!("https://{name}.{namespace}.svc:{port}{path}")
     }
 
-    /// Whether the last check has found the server. Requests to other servers are refused.
+    /// Whether the server passed the last check. Requests to an unavailable server are refused.
     pub(crate) fn is_available(&self) -> bool {
         self.observed().is_available
     }
 
-    /// The resources, if the server is available and they could be read.
+    /// The resources. `None` if the server is unavailable, or if the resources could not be read.
     fn discovered(&self) -> Option<Discovered> {
         self.observed().discovered.clone()
     }
 
-    /// Stores the result of a check. `found` has the resources if they could be read; `None` means that the server is
-    /// not available.
+    /// Stores the result of a check. `None` means that the server is unavailable. `Some(None)` means that the server is
+    /// available, but its resources could not be read.
     pub(crate) fn observe(&self, found: Option<Option<Discovered>>) {
         let is_available = found.is_some();
         *self.observed() = Observed { is_available, discovered: found.flatten() };
     }
 
-    /// Keeps the result of the last check, and the documents of the same service. So a change of the priorities or of
-    /// the CA bundle refuses no requests; the next check decides. Idle connections are not kept: they were verified
-    /// with the former CA bundle.
+    /// Replaces `former`, and takes over the result of its last check. So a change of the APIService alone does not
+    /// make the server unavailable: the next check decides. The documents are taken over only if the service is the
+    /// same. Idle connections are not taken over, because they were verified with the former CA bundle.
     pub(crate) fn after(self, former: &Self) -> Self {
         let mut observed = former.observed().clone();
         let is_same = self.service == former.service;
         let documents = if is_same { former.documents.clone() } else { Arc::default() };
         if let Some(discovered) = observed.discovered.as_mut().filter(|_| !is_same) {
-            // The ETag is that of another server.
+            // The ETag belongs to the former server.
             discovered.tag = None;
         }
         Self { observed: Mutex::new(observed), documents, ..self }
     }
 
-    /// Ends the idle connections.
+    /// Closes the idle connections.
     pub(crate) fn close_idle(&self) {
         self.pool.clear();
     }

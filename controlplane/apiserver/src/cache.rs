@@ -84,7 +84,7 @@ pub(crate) struct Cache {
     quota_guards: [AtomicU64; QUOTA_GUARDS],
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
-    /// Single objects that could not be decrypted before.
+    /// Single objects that could not be decrypted when the cache first got them.
     late: LateObjects,
     /// Notified when a history exceeds its usual limits.
     bursts: Notify,
@@ -285,7 +285,7 @@ impl Cache {
         }
     }
 
-    /// Changes a collection, and counts the changes for the quotas.
+    /// Changes a collection, and updates the usage of quotas.
     fn change<C>(&self, collection: &Shared, apply: impl FnOnce(&mut Collection) -> C)
     where
         C: IntoIterator<Item = Change>,
@@ -303,8 +303,8 @@ impl Cache {
         }
     }
 
-    /// Replaces all objects except unreadable objects, because commits were missed. The watches of clients end, and
-    /// clients list again.
+    /// Replaces all objects, because commits were missed. Unreadable objects keep their former states. The watches of
+    /// clients end, and clients list again.
     pub(crate) fn resync(&self, page: Page, unreadable: &[UnreadableEntry]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let (mut found, guards) = by_resource(page.entries, |entry| &entry.key);
@@ -434,7 +434,7 @@ impl Cache {
     }
 }
 
-/// The items by the group and the resource of their keys. The second result has the items whose keys have no resource.
+/// Groups items by the resource in their keys. The second result has the items without a resource, such as guards.
 fn by_resource<T>(items: impl IntoIterator<Item = T>, key: impl Fn(&T) -> &str) -> (ByResource<T>, Vec<T>) {
     let (mut of_resources, mut others) = (ByResource::<T>::new(), Vec::new());
     for item in items {

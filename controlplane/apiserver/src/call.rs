@@ -223,7 +223,7 @@ impl Call {
     }
 
     /// The current object of this name, of the call's kind and namespace. The error is `NotFound`, or `InternalError`
-    /// if the object cannot be decrypted.
+    /// if the object cannot be decrypted and no former state is known.
     pub(crate) fn current(&self, name: &str) -> Result<Arc<Object>> {
         let object = self.state.cache.find(&self.kind, self.namespace(), name)?;
         object.ok_or_else(|| ApiError::not_found(&self.kind, name))

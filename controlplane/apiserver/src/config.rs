@@ -107,7 +107,7 @@ pub struct ServerFeatures {
     pub watch_list: bool,
     /// Whether the verbs `impersonate:MODE` permit impersonation. Gate `ConstrainedImpersonation`.
     pub constrained_impersonation: bool,
-    /// Whether an object that cannot be decrypted can be deleted. Gate `AllowUnsafeMalformedObjectDeletion`.
+    /// Whether clients can delete objects that cannot be decrypted. Gate `AllowUnsafeMalformedObjectDeletion`.
     pub unsafe_deletion: bool,
 }
 

@@ -132,7 +132,8 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
-/// The OpenAPI v3 document of this server, or one that is converted for an aggregated server.
+/// The response with an OpenAPI v3 document of this server, or with a document that is converted for an aggregated
+/// server. `None` if there is no such document.
 fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
     let is_known = |hash: &str| matches(headers, &quoted(hash));
     let own = state.merged.versions.find(&state.registry.load(), path, is_known);
@@ -155,7 +156,7 @@ fn converted_v3(
     let documents = &state.merged.versions;
     let remote = state.remotes.find(&info.path)?;
     let Some(hash) = remote_openapi::converted_hash(&remote) else {
-        // The server has a new document, and the new hash is not known yet.
+        // The aggregated server has a new document, whose hash is not known yet.
         let document = remote_openapi::converted_v3(&remote)?;
         let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
         return Some(VersionDocument { hash: document.hash, body: Some(body) });
@@ -170,7 +171,8 @@ fn converted_v3(
     Some(VersionDocument { hash, body: Some(body) })
 }
 
-/// The response with a document: compressed, if the client accepts gzip. Without a body: the client has the document.
+/// The response with a document, compressed if the client accepts gzip. Without a body, the response is 304: the client
+/// has the document.
 fn packed(
     state: &State,
     info: &RequestInfo,
@@ -178,7 +180,7 @@ fn packed(
     media: &'static str,
     body: Option<&Packed>,
 ) -> Reply {
-    // The text of the document is changed for YAML.
+    // For YAML, the text is converted later, so it must not be compressed here.
     let is_compressed = state.features.response_compression
         && compression::is_wanted(info, headers)
         && !media::prefers_yaml(headers);

@@ -281,15 +281,14 @@ impl ApiError {
         Self::new(500, "InternalError", format!("Internal error occurred: {message}"))
     }
 
-    /// The error of a request that needs stored objects that cannot be decrypted. Source: `storage/etcd3/store.go`,
-    /// whose text names the key. This response has neither the key nor details, because the object may be in another
-    /// namespace.
+    /// The error of a request that needs stored objects that cannot be decrypted. Source: `storage/etcd3/store.go`.
+    /// Unlike upstream, the text does not name the key, because the object may be in another namespace.
     pub(crate) fn undecryptable(resource: &str, why: &str) -> Self {
         Self::internal(format!("unable to transform {resource} from storage: failed to decrypt: {why}"))
     }
 
-    /// The error of a deletion of an object that cannot be decrypted, if the client may use an unsafe deletion. Source:
-    /// `StorageError` of `k8s.io/apiserver`.
+    /// The error of an ordinary deletion of an object that cannot be decrypted, if the server supports unsafe
+    /// deletions. Source: `StorageError` of `k8s.io/apiserver`.
     pub(crate) fn corrupt_object(key: &str, why: &str) -> Self {
         Self::internal(corrupt_object(key, why))
     }
@@ -313,7 +312,7 @@ impl ApiError {
         error
     }
 
-    /// An unsafe deletion refuses an object that can be read. As upstream, the error names the resource in place of the
+    /// The error of an unsafe deletion of an object that can be read. As upstream, it names the resource instead of the
     /// kind.
     pub(crate) fn not_corrupt(kind: &Resource, name: &str, causes: &[Cause]) -> Self {
         let mut error = Self::invalid(kind, name, causes);
@@ -411,7 +410,7 @@ impl ApiError {
     }
 }
 
-/// Text of an object that cannot be decrypted.
+/// Message about an object that cannot be decrypted.
 fn corrupt_object(key: &str, why: &str) -> String {
     format!(
         "StorageError: corrupt object, Code: 7, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: data from the \

@@ -83,7 +83,7 @@ pub fn log_socket(data: &[u8]) {
     crate::socket_body::fuzz(data);
 }
 
-/// The bytes of an HTTP/2 client before its authentication. The server searches them for incomplete headers.
+/// The bytes of an HTTP/2 client before its authentication. The server searches these bytes for incomplete headers.
 pub fn frames(data: &[u8]) {
     crate::listen::fuzz_frames(data);
 }

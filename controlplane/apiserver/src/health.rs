@@ -73,9 +73,11 @@ const READY: &[Check] = &[
     ("shutdown", Subject::Shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store. As upstream, a failure of this
-/// check does not fail `/livez`: a restart does not repair a service. Objects that cannot be decrypted although the
-/// services respond do not fail the check: their keys may be lost for ever, and the server serves the other objects.
+/// The check of the key management services. It exists if services encrypt the store. As upstream, a failure of this
+/// check does not fail `/livez`, because a restart does not repair a service.
+///
+/// The check also succeeds if the services respond but single objects cannot be decrypted. The keys of these objects
+/// may be lost for ever, and the server serves the other objects.
 const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
 // === impl Subject ===

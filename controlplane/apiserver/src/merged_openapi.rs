@@ -1,7 +1,8 @@
 //! The OpenAPI v2 document of all served resources, including the parts of aggregated servers.
 //!
-//! The ETag of the document is computed from everything that the document depends on, without a build. The document is
-//! built when a client asks for it, and is kept for a short time only, compressed: it is large, and clients cache it.
+//! The ETag of the document is computed from the resources and the parts, so it needs no build. The document is built
+//! when a client asks for it. The server keeps the document compressed, and for a short time only: it is large, and
+//! clients cache it.
 
 mod base;
 mod packed;
@@ -23,7 +24,7 @@ use crate::{
     offload,
 };
 
-/// Time that a document is kept.
+/// Maximum time that the server keeps a document.
 const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
@@ -46,7 +47,7 @@ pub(crate) struct Merged {
 /// A document in one form.
 #[derive(Default)]
 struct CachedDocument {
-    /// The ETag and the document. `None` after [`BODY_LIFETIME`].
+    /// The ETag and the document. `None` at the latest after [`BODY_LIFETIME`].
     built: Mutex<Option<(String, Packed)>>,
     /// Locked while the document is built, so that concurrent requests share the build.
     building: Mutex<()>,
@@ -68,7 +69,7 @@ pub(crate) fn tag(bytes: &[u8]) -> String {
 // === impl Merged ===
 
 impl Merged {
-    /// The document, without its bytes if `is_known` accepts its tag. `None` if it cannot be written.
+    /// The document, without its bytes if `is_known` accepts its tag. `None` if the build fails.
     pub(crate) fn find(
         self: &Arc<Self>,
         resources: &Resources,
@@ -87,7 +88,8 @@ impl Merged {
         if let Some(body) = cached.get(&tag) {
             return Some(Document { tag, body: Some(body) });
         }
-        // The resources or the parts have changed since a client asked for the document. They may change again.
+        // A document with another tag is kept, so the resources or the parts have changed lately. They may change
+        // again.
         let is_changing = cached.built().is_some();
         let write = |out: &mut dyn Write| {
             let mut document = self.base.document(resources, is_changing);
@@ -148,7 +150,7 @@ impl CachedDocument {
     }
 }
 
-/// The ETag of a document with these parts of other servers. `own` is the hash of the document without the parts.
+/// The ETag of a document with these parts of aggregated servers. `own` is the hash of the document without the parts.
 fn tag_of(form: Form, own: &str, parts: &[remote::Part]) -> String {
     let mut text = format!("{form:?} {own}");
     for part in parts {

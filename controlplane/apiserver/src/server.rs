@@ -204,7 +204,7 @@ impl Apiserver {
         }
     }
 
-    /// Answers a request, unless authentication or the limit on watches refuses it.
+    /// Answers a request, or refuses it because of its authentication or the limit on watches.
     async fn answer_or_refuse(
         &self,
         caller: Result<User>,

@@ -53,12 +53,12 @@ pub(crate) struct TlsServer {
     pub(crate) name: ServerName<'static>,
 }
 
-/// The sending half of a connection for several requests. The connection ends when this is dropped.
+/// The sender of requests on one connection. The connection ends when the sender is dropped.
 pub(crate) type Sender = SendRequest<Body>;
 
-/// A value that the reply to the client holds until its end: the permit of a connection that stays open, or the end of
-/// the connection. A server may respond, and then never read the body of the request. As upstream, the connection ends
-/// with the response.
+/// A value that is dropped at the end of the reply to the client. It is the permit of a connection that stays open, or
+/// a guard that ends the connection. The guard is needed because a server may respond without reading the whole body of
+/// the request. As upstream, the connection then ends with the response.
 #[derive(Clone)]
 pub(crate) struct ConnectionGuard {
     _held: Arc<dyn Any + Send + Sync>,
@@ -138,7 +138,7 @@ pub(crate) fn ready(cache: &Cache, namespace: &str, name: &str, port_name: &str)
     chosen.ok_or_else(|| refused.unwrap_or_else(|| no_endpoints(name)))
 }
 
-/// The EndpointSlices of a service. Slices of other services are not parsed again: their labels are kept.
+/// The EndpointSlices of a service. The labels are cached, so slices of other services are not parsed.
 pub(crate) fn slices_of(cache: &Cache, namespace: &str, name: &str) -> Result<Vec<Value>> {
     let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
     let slices = cache.list(kind, namespace);
@@ -229,7 +229,7 @@ impl Endpoint {
         exchange(stream, request, &self.to_string(), limit).await
     }
 
-    /// Connects over TLS, for several requests that do not switch the protocol.
+    /// Connects over TLS. The connection can be used for several requests, but not for an upgrade.
     pub(crate) async fn open(&self, server: TlsServer) -> Result<Sender> {
         let stream = begin_tls(self.connect().await?, server).await?;
         open(stream, &self.to_string()).await
@@ -264,7 +264,7 @@ where
     connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))
 }
 
-/// Begins HTTP on a connection. The caller runs the connection.
+/// Begins HTTP on a connection. The caller must poll the returned connection.
 async fn begin_http<I, B>(stream: I, target: &str) -> Result<(SendRequest<B>, Connection<TokioIo<I>, B>)>
 where
     I: AsyncRead + AsyncWrite + Unpin,
@@ -277,7 +277,8 @@ where
         .map_err(|error| ApiError::internal(format!("error dialing backend: no HTTP with {target}: {error}")))
 }
 
-/// Begins HTTP on a connection, for several requests that do not switch the protocol.
+/// Begins HTTP on a connection, and spawns the task that polls it. The connection can be used for several requests, but
+/// not for an upgrade.
 pub(crate) async fn open<I>(stream: I, target: &str) -> Result<Sender>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,

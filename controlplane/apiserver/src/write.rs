@@ -159,7 +159,7 @@ async fn commit_new(
     check_definition(call, name).map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
-        // An object that cannot be decrypted has the name, too.
+        // The name is also taken if the object with this name cannot be decrypted.
         if !matches!(call.state.cache.find(kind, namespace, name), Ok(None)) {
             return other(taken(kind, object));
         }

@@ -39,8 +39,8 @@ pub fn group_priority(group: &str) -> Option<i64> {
     PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)
 }
 
-/// The priority of a group in the order of the documents. The group of APIServices is the first group, and has no
-/// priority of its own.
+/// The priority of a group in the discovery documents. The group of APIServices always comes first, although
+/// [`group_priority`] has no priority for it.
 #[must_use]
 pub fn order_priority(group: &str) -> i64 {
     match group {
@@ -49,7 +49,7 @@ pub fn order_priority(group: &str) -> i64 {
     }
 }
 
-/// The priority of a version that this server serves, as upstream. Later versions of a group come first.
+/// The priority of a version that this server serves, as upstream. Versions with a higher priority come first.
 #[must_use]
 pub fn version_priority(group: &str, version: &str) -> i64 {
     match (group, version) {

@@ -1,9 +1,11 @@
 //! OpenAPI v3 documents: the definitions with their descriptions, and the paths with their operations.
 //!
-//! Generators of clients read both. kubectl finds a kind through a path whose operations have
+//! Generators of client code read both. kubectl finds a kind through a path whose operations have
 //! `x-kubernetes-group-version-kind`. kubectl detects server-side field validation by the parameter `fieldValidation`
-//! of the PATCH, and strategic merge by the PATCH's body types. A document is built when a client asks for it. Its hash
-//! is computed without the document (`fingerprint`), and is kept with its group version.
+//! of the PATCH, and strategic merge by the PATCH's body types.
+//!
+//! A document is built when a client asks for it. The hash of a document is computed without a build (`fingerprint`).
+//! The group version keeps the hash.
 
 mod fingerprint;
 mod list;
@@ -28,16 +30,17 @@ use self::paths::{Form, Operations};
 use crate::resource::{GroupVersion, Resource, Resources};
 use crate::schema::model::{definitions_text, operations_text};
 
-/// The subject of a document: a group version, or one path of the discovery.
+/// The subject of a document: a group version, or one other path of the server.
 pub struct Subject<'a>(Scope<'a>);
 
 enum Scope<'a> {
     Version(&'a GroupVersion),
-    /// A built-in group, or a path that does not depend on kinds.
+    /// The path of a built-in group, or a path that does not depend on kinds, such as `/version/`.
     Path(PathItem<'static>),
 }
 
-/// `/openapi/v3`: URLs with hash, by path. A hash is computed once for each change of a group version.
+/// The document `/openapi/v3`: URLs with hashes, by path. The hash of a group version is computed once after each
+/// change.
 pub fn root(set: &Resources) -> Value {
     let versions = set.group_versions().iter().map(|version| Subject::of(version));
     let subjects = versions.chain(common_paths(set).into_iter().map(|item| Subject(Scope::Path(item))));
@@ -125,12 +128,14 @@ impl<'a> Subject<'a> {
         items
     }
 
-    /// Whether the hash is known. Otherwise the first call of [`Subject::hash`] reads all schemas of custom resources.
+    /// Whether the hash is known. Otherwise [`Subject::hash`] reads all schemas of the group version's custom
+    /// resources.
     pub fn has_hash(&self) -> bool {
         self.version().is_none_or(|version| version.openapi_hash().is_some())
     }
 
-    /// The hash of the document, in upper-case hexadecimal. It changes if and only if the document changes.
+    /// The hash of the document, in upper-case hexadecimal. A changed document has another hash. Another version of
+    /// this program can have another hash for the same document.
     pub fn hash(&self) -> String {
         let compute = || {
             let mut hash = Fingerprint::new();
@@ -157,7 +162,7 @@ impl<'a> Subject<'a> {
     }
 }
 
-/// The decompressed texts.
+/// The decompressed texts of the generated files.
 struct Texts {
     definitions: String,
     operations: String,
@@ -212,7 +217,7 @@ impl<'a> Definitions<'a> {
         Ok(())
     }
 
-    /// The definitions of the kinds, those that the paths refer to, and all that these definitions refer to.
+    /// The definitions of the kinds, the definitions that the paths refer to, and all definitions that these refer to.
     fn reachable<'b>(
         &'b self,
         version: Option<&'b GroupVersion>,
@@ -275,8 +280,8 @@ const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions
 const WATCH_EVENT: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent";
 const KINDS: &str = "x-kubernetes-group-version-kind";
 
-/// A definition that is in all group versions, with the kinds that a document lists: `v1` of the core group, and the
-/// document's own group version.
+/// A definition that all group versions share, with the list of its kinds. The list has `v1` of the core group, and the
+/// group version of the document.
 fn with_kinds<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValue> {
     let Ok(mut schema) = serde_json::from_str::<Value>(text.get()) else { return Cow::Borrowed(text) };
     let kind = schema[KINDS][0]["kind"].clone();
@@ -288,7 +293,7 @@ fn with_kinds<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValu
     serde_json::value::to_raw_value(&schema).map_or(Cow::Borrowed(text), Cow::Owned)
 }
 
-/// The authentication that documents describe, as upstream.
+/// The authentication in the documents, as upstream.
 fn security_scheme() -> Value {
     json!({"description": "Bearer Token authentication", "in": "header", "name": "authorization", "type": "apiKey"})
 }

@@ -329,7 +329,7 @@ impl Resource {
         self.is_built_in
     }
 
-    /// Whether a deletion returns the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
+    /// Whether a DELETE returns the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
     pub fn returns_deleted(&self) -> bool {
         let names: &[&str] = match &*self.group {
             "" => &[

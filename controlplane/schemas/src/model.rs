@@ -173,12 +173,13 @@ pub fn definitions_text() -> String {
     inflate(DEFINITIONS)
 }
 
-/// The definitions that only documents need, such as those of lists, and the parameters of operations, as JSON text.
+/// JSON text with the further definitions of OpenAPI documents, such as those of lists, and the parameters of
+/// operations.
 pub fn operations_text() -> String {
     inflate(OPERATIONS)
 }
 
-/// The compressed files of [`definitions_text`] and [`operations_text`].
+/// The compressed texts of [`definitions_text`] and [`operations_text`].
 pub fn packed_documents() -> [&'static [u8]; 2] {
     [DEFINITIONS, OPERATIONS]
 }

@@ -6,9 +6,11 @@ use std::path::Path;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
 
-/// The source address that this machine would use to reach other machines. No packet is sent. IPv6 is preferred if
-/// `v6_first`. Without a default route, the first usable address of an
-/// interface is returned. If no interface has a usable address, the loopback address is returned.
+/// The address of the API server. This is `listen`, unless `listen` is unspecified. Then it is the source address that
+/// this machine would use to reach other machines. No packet is sent. If `v6_first`, IPv6 is preferred.
+///
+/// Without a default route, the first usable address of an interface is returned. If no interface has a usable address,
+/// the loopback address is returned.
 pub(super) fn own_address(listen: IpAddr, reserved: &[IpNetwork], v6_first: bool) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;

@@ -163,11 +163,11 @@ impl EntryCodec {
         }
     }
 
-    /// The entry with the current encryption. `None` if the stored entry already has the current encryption, or if it
-    /// cannot be decrypted now.
+    /// The entry with the current encryption. `None` if the stored entry already has it, or if the entry cannot be
+    /// decrypted now.
     ///
     /// # Errors
-    /// A value that the key file may encrypt is encrypted with an unknown key, or is damaged.
+    /// An entry under a prefix of the key file is encrypted with an unknown key, or is damaged.
     pub(crate) fn resealed(
         &self,
         failed: &mut FailedServices,
@@ -179,9 +179,9 @@ impl EntryCodec {
             return Ok(None);
         }
         let entry = match self.decode_in_pass(failed, key, bytes) {
-            // The service of the former key may start later. The value stays as it is until its next write. The same
-            // holds for an unknown key: the consumer of the store decides whether it needs the entry. But values of the
-            // key file are always needed.
+            // The service of the former key may start later, so the value stays as it is until its next write. A value
+            // with an unknown key also stays: the consumer of the store decides whether it needs the entry. Entries
+            // under a prefix of the key file are always needed.
             Err(error) if error.is_of_service() || self.sealing(key).is_none() => None,
             decoded => decoded?,
         };

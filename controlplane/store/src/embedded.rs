@@ -290,7 +290,7 @@ impl Shared {
         Ok(self.read(|engine| engine.revisions(key))?.map(|revisions| revisions.modified))
     }
 
-    /// The entries of a range, and those that cannot be decrypted.
+    /// The entries of a range, and separately those that cannot be decrypted.
     fn list_readable(&self, range: &Range) -> Result<ReadablePage, Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
@@ -336,10 +336,10 @@ struct Found {
 // === impl Found ===
 
 impl Found {
-    /// Adds an entry after an attempt to decode it.
+    /// Adds an entry. `decoded` is the result of its decoding.
     ///
     /// # Errors
-    /// The attempt failed for another reason than the encryption.
+    /// The decoding failed for another reason than the encryption.
     fn add(&mut self, key: &str, bytes: &[u8], decoded: Result<Option<Entry>, Error>) -> Result<(), Error> {
         match decoded {
             Ok(entry) => self.entries.extend(entry),

@@ -13,8 +13,8 @@ pub trait Store: Send + Sync + 'static {
     /// The newest version of the entry with this key. `None` if there is no such entry.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
 
-    /// Revision of the commit that last changed the entry with this key. `None` if there is no such entry. The value is
-    /// not read, so this works for an entry that cannot be decrypted.
+    /// Revision of the commit that last changed the entry with this key. `None` if there is no such entry. etcd and
+    /// the embedded store do not decrypt the value, so this also works for an unreadable entry.
     fn revision_of<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<u64>, Error>> {
         Box::pin(async move { Ok(self.get(key).await?.map(|entry| entry.modified)) })
     }
@@ -22,8 +22,8 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Does the same as [`Store::list`], but lists entries that cannot be decrypted separately. A key management
-    /// service that fails is called only once for the whole list.
+    /// As [`Store::list`], but entries that cannot be decrypted are in a separate list instead of an error. A key
+    /// management service that fails is called only once for the whole list.
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
         Box::pin(async move {
             let page = self.list(range).await?;
@@ -163,7 +163,7 @@ pub struct Unreadable {
     pub error: Error,
 }
 
-/// An entry that exists but cannot be decrypted, without the error.
+/// An entry that exists but cannot be decrypted. Unlike [`Unreadable`], it has no error, so it can be cloned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableEntry {
     /// The entry's key.
@@ -268,7 +268,7 @@ pub enum Event {
     Commit(Arc<Commit>),
     /// An entry was changed, and its new value cannot be decrypted. The consumer must keep the former value, because a
     /// missing entry counts as deleted, and deletions affect other objects. A later event of the same key replaces this
-    /// one. When the value can be decrypted, no event follows: the consumer reads the entry again.
+    /// event. No event follows when the value can be decrypted later. So the consumer must read the entry again.
     Unreadable(UnreadableEntry),
     /// All commits up to this revision were sent.
     Progress(u64),

@@ -35,8 +35,8 @@ pub fn has_requirements(selector: &ApiLabelSelector) -> bool {
         || selector.match_expressions.as_ref().is_some_and(|expressions| !expressions.is_empty())
 }
 
-/// Whether a LabelSelector object has more than 100 requirements or values, so that a comparison can take long. The
-/// function itself is fast for every selector.
+/// Whether a LabelSelector object has more than 100 requirements or values. A comparison with such a selector can take
+/// long. The time of this function does not depend on the number of values.
 pub fn has_many_values(selector: &ApiLabelSelector) -> bool {
     const MANY: usize = 100;
     let labels = selector.match_labels.as_ref().map_or(0, BTreeMap::len);

@@ -1,6 +1,6 @@
 //! Values of labels in the text format of Prometheus.
 
-/// Escapes the value of a label: backslashes, quotes and ends of lines.
+/// Escapes backslashes, double quotes and line feeds in the value of a label.
 #[must_use]
 pub fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")

@@ -148,8 +148,8 @@ pub fn port_name(text: &str) -> Vec<String> {
     ])
 }
 
-/// Whether the name is the name of an extended resource. False for the name with the prefix `requests.`, which quotas
-/// use. Source: upstream's `IsExtendedResourceName`.
+/// Whether a name is the name of an extended resource, such as `example.com/gpu`. False for names with the prefix
+/// `requests.`, which quotas use. Source: upstream's `IsExtendedResourceName`.
 #[must_use]
 pub fn is_extended_resource(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// The strings in a list. Empty for a value that is no list.
+/// The strings in a list. Elements of other types are skipped. Empty if the value is not a list.
 pub fn texts(list: &Value) -> impl Iterator<Item = &str> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str)
 }

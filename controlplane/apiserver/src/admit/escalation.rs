@@ -56,7 +56,7 @@ fn is_garbage_collection(old: &Value, new: &Value) -> bool {
 }
 
 async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    // A name that is generated later differs from its prefix, to which the permission may be restricted.
+    // The permission may be restricted to one name. It must not apply to names that are generated from this name.
     if may(admission, attributes, "escalate", &attributes.kind.plural, attributes.known_name()).await {
         return Ok(());
     }

@@ -106,7 +106,8 @@ impl Matching {
         attributes: &Attributes<'_>,
     ) -> Option<Arc<Resource>> {
         let Attributes { operation, namespace, subresource, .. } = *attributes;
-        // As upstream, a name that is generated later matches no name of a rule. Its prefix must not exclude an object.
+        // As upstream, a rule with `resourceNames` does not match an object whose name is generated later. Otherwise
+        // the prefix of the name could exclude the object from a policy.
         let name = attributes.known_name();
         let fits = |kind: &Resource| {
             let subject = Subject { operation, kind, namespace, name, subresource };

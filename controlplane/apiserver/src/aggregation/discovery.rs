@@ -16,8 +16,8 @@ use crate::offload;
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 /// Maximum bytes of an ETag.
 const MAX_TAG: usize = 256;
-/// Maximum resources and subresources of a group version. An APIResourceList of 3 MiB from a server of metrics has half
-/// of them.
+/// Maximum resources and subresources of a group version. An APIResourceList of the maximum size ([`MAX_DOCUMENT`])
+/// from a metrics server has half as many.
 const MAX_ENTRIES: usize = 50_000;
 
 /// Adds the groups of other servers to `/apis`.
@@ -71,7 +71,7 @@ pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut
 /// The other servers, except for group versions that this server serves itself.
 fn served(remotes: &Remotes, resources: &Resources) -> Vec<Arc<Remote>> {
     let mut all = remotes.all();
-    // Another server for the core group is not in these documents, as upstream.
+    // As upstream, these documents omit an aggregated server of the core group.
     all.retain(|remote| {
         !remote.group.is_empty() && resources.group_version(&remote.group, &remote.version).is_none()
     });
@@ -97,9 +97,9 @@ fn add_version(
     }
 }
 
-/// Sorts the groups by descending priority, then by name. Clients use the first group that has a resource. Sorts the
-/// versions of a group by descending priority, then by stability. Source: `SortedByGroupAndVersion` of
-/// `kube-aggregator/pkg/apis/apiregistration/v1/helper`.
+/// Sorts the groups by descending priority, then by name. If several groups have a resource of the same name, clients
+/// use the first group. Sorts the versions of a group by descending priority, then by stability. Source:
+/// `SortedByGroupAndVersion` of `kube-aggregator/pkg/apis/apiregistration/v1/helper`.
 fn sort(
     list: Option<&mut Value>,
     remotes: &[Arc<Remote>],
@@ -128,8 +128,8 @@ fn sort(
     }
 }
 
-/// Reads the resources of a group version from the aggregated document of its server. `None` if the server does not
-/// have the document, or if the document does not have the group version. Source: `fetchFreshDiscoveryForService` of
+/// Reads the resources of a group version from the aggregated document of its server. `None` if the server lacks the
+/// document, or if the document lacks the group version. Source: `fetchFreshDiscoveryForService` of
 /// `kube-aggregator/pkg/apiserver`.
 pub(crate) async fn read(forwarder: &Forwarder, remote: &Remote) -> Result<Option<Discovered>, String> {
     let known = remote.discovered().filter(|known| known.tag.is_some());
@@ -161,7 +161,7 @@ pub(crate) fn of_list(remote: &Remote, list: &Value) -> Result<Discovered, Strin
     Ok(Discovered { resources: Arc::new(resources), tag: None })
 }
 
-/// Whether a media type is that of the aggregated document.
+/// Whether a `Content-Type` is the media type of the aggregated document.
 fn is_aggregated(media: Option<&HeaderValue>) -> bool {
     let mut parts = media.and_then(|media| media.to_str().ok()).unwrap_or_default().split(';').map(str::trim);
     let is_json = parts.next() == Some("application/json");
@@ -169,7 +169,8 @@ fn is_aggregated(media: Option<&HeaderValue>) -> bool {
     is_json && AGGREGATED.split(';').skip(1).all(|part| parts.contains(&part))
 }
 
-/// The resources of a group version in the aggregated document of its server.
+/// The resources of a group version in the aggregated document of its server. `None` if the document lacks the group
+/// version.
 fn of_document(remote: &Remote, document: &Value) -> Result<Option<Value>, String> {
     let groups = document["items"].as_array().into_iter().flatten();
     let own = groups.filter(|group| group["metadata"]["name"] == remote.group);
@@ -196,8 +197,8 @@ fn of_document(remote: &Remote, document: &Value) -> Result<Option<Value>, Strin
     Ok(Some(entries.finish()))
 }
 
-/// The resources of an APIResourceList in the aggregated form. As upstream, a subresource without its resource gets a
-/// resource without a kind: a server of custom metrics lists only names like `pods/METRIC`. Source:
+/// The resources of an APIResourceList in the aggregated form. As upstream, if the list has a subresource without its
+/// resource, a resource without a kind is added. Servers of custom metrics list only names like `pods/METRIC`. Source:
 /// `ConvertGroupVersionIntoToDiscovery` of `k8s.io/apiserver/pkg/endpoints`.
 fn converted(remote: &Remote, list: &Value) -> Result<Value, String> {
     let kind = |entry: &Value| match text(&entry["kind"]) {
@@ -258,8 +259,11 @@ impl Entries {
         Ok(())
     }
 
-    /// Counts an entry. Each entry gets all fields of a resource, so the entries of a hostile server would make the
-    /// discovery documents of all clients many times larger than its list.
+    /// Counts an entry, up to [`MAX_ENTRIES`]. Each entry gets all fields of a resource. Without the limit, short
+    /// entries of a hostile server would make the discovery documents many times larger than its list.
+    ///
+    /// # Errors
+    /// The group version has too many entries.
     fn count(&mut self) -> Result<(), String> {
         self.count += 1;
         match self.count <= MAX_ENTRIES {
@@ -279,14 +283,14 @@ impl Entries {
     }
 }
 
-/// The entries of a list that have a name.
+/// The entries of a list with their names. Entries without a name are skipped. `field` is the field of the name.
 fn named<'a>(list: &'a Value, field: &'static str) -> impl Iterator<Item = (&'a str, &'a Value)> {
     let entries = list.as_array().into_iter().flatten();
     entries.map(move |entry| (text(&entry[field]), entry)).filter(|(name, _)| !name.is_empty())
 }
 
-/// A resource without the singular name. Each field has its type: clients could not read the documents of all servers
-/// if one field had another type. kube-aggregator decodes the list for the same effect.
+/// A resource with an empty singular name. Fields of a wrong type are replaced by empty fields: one such field would
+/// make the whole discovery document unreadable for clients. For the same reason kube-aggregator decodes the list.
 fn resource(name: &str, scope: &str, kind: Value, entry: &Value) -> Value {
     let mut kept = json!({"resource": name, "responseKind": kind, "scope": scope, "singularResource": "",
         "verbs": texts(&entry["verbs"])});
@@ -315,7 +319,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// The texts of a list.
+/// The strings of a list.
 fn texts(list: &Value) -> Vec<&str> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
 }

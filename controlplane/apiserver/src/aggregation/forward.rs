@@ -56,13 +56,16 @@ pub(crate) struct Forwarder {
 // === impl Forwarder ===
 
 impl Forwarder {
-    /// Requests the APIResourceList of the group version. Returns the response when its successful head arrives.
+    /// Requests the APIResourceList of the group version. Returns the response when its head arrives.
+    ///
+    /// # Errors
+    /// The server does not respond, or the status is not successful.
     pub(crate) async fn probe(&self, remote: &Remote) -> std::result::Result<Response<Incoming>, String> {
         let path = remote.path();
         self.open(remote, &DocumentRequest { path: &path, media: JSON, tag: None, max: MAX_DOCUMENT }).await
     }
 
-    /// Reads a JSON document with the aggregator's credentials. `None` if the document is not modified.
+    /// Reads a document with the aggregator's credentials. `None` if the document is not modified.
     pub(super) async fn fetch(
         &self,
         remote: &Remote,
@@ -76,7 +79,7 @@ impl Forwarder {
         Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
     }
 
-    /// Requests a document. The response is successful. With a tag, the document may also be not modified.
+    /// Requests a document. The response has a successful status. With a tag, the status may also be 304.
     async fn open(
         &self,
         remote: &Remote,
@@ -97,7 +100,8 @@ impl Forwarder {
         }
     }
 
-    /// Sends a request on behalf of a user. The permit is held until the response or the connection ends.
+    /// Sends a request on behalf of a user. The permit is held until the response ends. If the connection cannot be
+    /// reused, the permit is held until the connection ends.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
@@ -169,8 +173,8 @@ where
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());
-        // A server removes white space around the value of a header: `system:masters ` would become another group. All
-        // other text is sent in UTF-8, as upstream.
+        // A server removes white space around the value of a header, so `system:masters ` would become another group.
+        // All other text is sent in UTF-8, as upstream.
         let is_whole = value.trim_matches([' ', '\t']) == value;
         let value = HeaderValue::from_bytes(value.as_bytes());
         let (Ok(name), Ok(value), true) = (name, value, is_whole) else {

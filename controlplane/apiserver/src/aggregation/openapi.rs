@@ -5,9 +5,9 @@
 //! - Version 3: this server's root document links to the aggregated server's document. Requests for that document are
 //!   forwarded. If the aggregated server does not have version 3, the part of version 2 is converted.
 //!
-//! Both documents are read again every minute while the server is available. As upstream, a server that fails keeps its
-//! last document. So does a server whose new document is too large or invalid. The documents end with the APIService,
-//! and when it names another Service.
+//! Both documents are read again every minute while the server is available. As upstream, the last documents stay if a
+//! read fails, or if a new document is too large or invalid. The documents are dropped when the APIService is deleted,
+//! or when it refers to another Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -64,7 +64,7 @@ struct Inner {
 enum Document {
     /// The URL from which the server serves it.
     Forwarded(String),
-    /// Converted from version 2. The hash of the converted part, and the hash of the result.
+    /// Converted from version 2. `part` is the hash of the converted part. `hash` is the hash of the result.
     Converted { part: Arc<str>, hash: String },
 }
 
@@ -153,7 +153,7 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     keep_v2(remote, found)
 }
 
-/// Stores the ETag and the part of version 2. The last ones stay after an error, and if the document is not modified.
+/// Stores the ETag and the part of version 2. If the read failed or the document is not modified, the last values stay.
 fn keep_v2(remote: &Remote, found: Result<Option<(Option<String>, Part)>, String>) -> Result<(), String> {
     if let Some((tag, part)) = found? {
         remote.documents.with(|inner| {
@@ -184,8 +184,9 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
     keep_v3(remote, found)
 }
 
-/// Stores the version 3 document that the root document of the server names. For a server without version 3 the
-/// converted document is stored. After another error the last document stays.
+/// Stores a reference to the version 3 document of the group version. For a server with version 3, the root document
+/// has its URL. For a server without version 3, the document is converted. After another error, the last reference
+/// stays.
 fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
     let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
@@ -218,12 +219,13 @@ fn converted(remote: &Remote) -> Option<(Arc<str>, Converted)> {
     })
 }
 
-/// The hash of the converted document of a server without version 3. `None` if the hash is not known.
+/// The hash of the converted document of a server without version 3. `None` if it was not computed from the current
+/// part of version 2.
 pub(crate) fn converted_hash(remote: &Remote) -> Option<String> {
     remote.documents.with(|inner| inner.converted_hash().map(str::to_owned))
 }
 
-/// Converts the document of a server without version 3.
+/// Converts the document of a server without version 3. `None` for a server with version 3, or if the conversion fails.
 pub(crate) fn converted_v3(remote: &Remote) -> Option<Converted> {
     if !has_converted_v3(remote) {
         return None;
@@ -556,7 +558,7 @@ mod tests {
         assert_eq!(converted_hash(&remote).as_ref(), Some(&document.hash));
         let body: Value = serde_json::from_str(&document.text).unwrap();
         assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
-        // This text cannot be converted. The hash of the part has not changed, so it is not converted again.
+        // This text cannot be converted. But the hash of the part is the same, so the part is not converted again.
         remote.documents.with(|inner| inner.v2.as_mut().unwrap().text = "broken".into());
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
@@ -593,7 +595,7 @@ mod tests {
         let part = Part::new(&part_of(&theirs(), "far.io", "v1").to_string());
         assert!(keep_v2(&remote, Ok(Some((Some("\"1\"".to_owned()), part.clone())))).is_ok());
         assert!(keep_v2(&remote, Ok(None)).is_ok() && keep_v2(&remote, Err("it hangs".to_owned())).is_err());
-        // An unavailable server, too: else each outage would change the documents of all clients.
+        // An unavailable server keeps its documents, too. Otherwise each outage would change the merged documents.
         remote.observe(None);
         let known = v2_parts(&remotes);
         assert!(known[0].text.contains("/apis/far.io/v1/things"));

@@ -1,10 +1,11 @@
 //! Idle connections to the server of one APIService.
 //!
-//! Only reads without a body and without a switch of the protocol use these connections: they can be repeated if the
-//! server has closed the connection meanwhile. Source: `http.Transport` of Go, which kube-aggregator uses.
+//! Only GET and HEAD requests without a body and without an upgrade use these connections. Such a request can be
+//! repeated if the server has closed the idle connection. Source: `http.Transport` of Go, which kube-aggregator uses.
 //!
-//! The connections end with each change of the APIService, and with each check of the server. A check follows each
-//! change of the Service and of its EndpointSlices, and is made every 30 s. So no timer is needed.
+//! Idle connections are closed at each change of the APIService, and at each check of the server. A check follows each
+//! change of the Service and of its EndpointSlices. Without a change, a check is made every 30 s. So the pool needs no
+//! timer.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -24,7 +25,7 @@ use crate::{
 
 /// Maximum idle connections to the server of one APIService.
 const MAX_IDLE: usize = 4;
-/// Permits for the idle connections to all servers. Further connections end after their response.
+/// Permits for the idle connections to all servers. Without a permit, a connection is closed after its response.
 static ALL_IDLE: Semaphore = Semaphore::const_new(32);
 
 /// The idle connections.
@@ -37,7 +38,7 @@ struct Idle {
     _permit: SemaphorePermit<'static>,
 }
 
-/// Whether a request may be sent a second time, if its connection fails before the response.
+/// Whether a request may be sent again if its connection fails before the response.
 pub(super) fn is_repeatable(request: &Request<Body>) -> bool {
     matches!(*request.method(), Method::GET | Method::HEAD)
         && request.body().is_end_stream()
@@ -76,7 +77,7 @@ impl Pool {
         answer.map_err(|error| request_failed(&endpoint.to_string(), &error))
     }
 
-    /// Ends all idle connections.
+    /// Closes all idle connections.
     pub(super) fn clear(&self) {
         self.idle().clear();
     }
@@ -113,7 +114,7 @@ impl Pool {
         Some(idle.remove(newest).sender)
     }
 
-    /// Keeps a connection, unless there are too many.
+    /// Keeps an idle connection. Closes it if there are too many.
     fn put(&self, endpoint: Endpoint, sender: Sender) {
         let mut idle = self.idle();
         idle.retain(|one| one.sender.is_ready());
@@ -148,7 +149,7 @@ mod tests {
         Request::get("/apis/far.io/v1").header("Host", "far").body(full("")).unwrap()
     }
 
-    /// A connection, and the end of its server.
+    /// A connection, and the server's end of the connection.
     async fn connection() -> (Sender, DuplexStream) {
         let (ours, theirs) = tokio::io::duplex(1 << 12);
         (target::open(ours, "far").await.unwrap(), theirs)
@@ -163,7 +164,7 @@ mod tests {
         server.write_all(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\nyes").as_bytes()).await.unwrap();
     }
 
-    /// Sends a request, reads the response, and waits until the pool has so many connections.
+    /// Sends a request, reads the response, and waits until the pool has `idle` connections.
     async fn sent(pool: &Arc<Pool>, to: &str, connect: Result<Sender>, idle: usize) -> Vec<u8> {
         let answer = pool.send(&endpoint(to), get(), LIMIT, async { connect }).await.unwrap();
         let body = answer.into_body().collect().await.unwrap().to_bytes().to_vec();

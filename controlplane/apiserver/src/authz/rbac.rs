@@ -30,7 +30,7 @@ const RESOURCES: [&str; 4] = ["roles", "clusterroles", ROLE_BINDINGS, CLUSTER_RO
 const ROLE_BINDINGS: &str = "rolebindings";
 const CLUSTER_ROLE_BINDINGS: &str = "clusterrolebindings";
 
-/// Number of grants after which the authorizer notes the roles that it has read.
+/// Number of grants after which the authorizer records the roles that it has evaluated.
 const FEW_GRANTS: usize = 20;
 /// Maximum number of short rules that are compared on the async workers.
 const FEW_RULES: usize = 20;
@@ -52,7 +52,7 @@ struct Indexed {
     policy: Arc<Policy>,
 }
 
-/// Rules by subject and namespace. Copies share the parts that do not change.
+/// Rules by subject and namespace. A clone shares all parts that do not change later.
 #[derive(Clone, Default)]
 pub(crate) struct Policy {
     roles: Parts<RoleKey, Arc<[Rule]>>,
@@ -283,8 +283,8 @@ impl Policy {
         bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
     }
 
-    /// The first grant whose role has a rule that allows a request. After [`FEW_GRANTS`] grants, each role is read only
-    /// once: a user can bind a large role thousands of times, even to a group of other users.
+    /// The first grant whose role has a rule that allows a request. After [`FEW_GRANTS`] grants, each role is evaluated
+    /// only once. Otherwise a user could bind a large role thousands of times, and delay the requests of other users.
     fn allowing<'a>(
         &'a self,
         user: &'a User,

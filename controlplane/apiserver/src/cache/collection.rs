@@ -34,7 +34,7 @@ const MAX_RECENT_BYTES: usize = 4 << 20;
 pub(crate) struct Collection {
     kind: Arc<Resource>,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
-    /// Stored objects whose newest state cannot be decrypted, by key. `objects` has the former state, if it is known.
+    /// Stored objects whose newest state cannot be decrypted, by key. If a former state is known, `objects` has it.
     unreadable: BTreeMap<Arc<str>, UnreadableEntry>,
     changes: VecDeque<Change>,
     change_bytes: usize,
@@ -210,7 +210,7 @@ impl Collection {
         self.put(Arc::new(object));
     }
 
-    /// The object of an entry, with its missing defaults.
+    /// The object of an entry. Missing defaults are added.
     fn complete_object(&self, entry: Entry) -> Object {
         let object = Object::from_stored(entry.key, entry.modified, entry.value);
         let completes = self.kind.strategy().completes_stored();
@@ -218,8 +218,8 @@ impl Collection {
         complete.unwrap_or(object)
     }
 
-    /// Replaces all objects by the objects of a revision, and keeps unreadable objects. All watches end, because
-    /// changes were missed.
+    /// Replaces all objects by the objects of a revision. Unreadable objects keep their former states. All watches end,
+    /// because changes were missed.
     pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: Vec<UnreadableEntry>) {
         if self.is_closed {
             return;
@@ -285,8 +285,8 @@ impl Collection {
         Some(change)
     }
 
-    /// Sends a change to the watchers, and adds it to the history. When all changes of a revision are published, the
-    /// caller must call [`Collection::remove_old_changes`].
+    /// Sends a change to the watchers, and adds it to the history. After all changes of a revision, the caller must
+    /// call [`Collection::remove_old_changes`].
     fn publish(&mut self, change: Change) -> Change {
         if self.has_references() {
             match change.deleted {

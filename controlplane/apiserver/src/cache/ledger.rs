@@ -41,7 +41,7 @@ pub(crate) struct Accounts {
     now: Timestamp,
     /// Pods whose usage changes after `now`.
     grace_ends: GraceEnds,
-    /// Claims for which pods count.
+    /// Claims whose usage already counts for a pod.
     paid_claims: PaidClaims,
 }
 
@@ -85,8 +85,8 @@ impl Accounts {
         self.namespaces.get(namespace)?.get(name)
     }
 
-    /// The usage of an object for which a pod counts already: in the state that the accounts contain, and in its new
-    /// state.
+    /// The part of a claim's usage that already counts for its pod. The first result is for the counted state, the
+    /// second for the new state. Empty for other kinds.
     pub(crate) fn paid_by_pods(
         &self,
         cache: &Cache,
@@ -270,8 +270,8 @@ impl Accounts {
 // === impl Account ===
 
 impl Account {
-    /// Applies a change at the time of the accounts. Returns whether the usage changed. `paid` is the usage for which a
-    /// pod counts, before and after the change.
+    /// Applies a change at the time of the accounts. Returns whether the usage changed. `paid` is the part of the usage
+    /// that already counts for a pod, before and after the change.
     fn apply(&mut self, kind: &Resource, change: &Change, now: Timestamp, paid: &[Usage; 2]) -> bool {
         let (quota, reads) = (&self.quota, reads_object(kind));
         let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null }, now);
@@ -281,7 +281,7 @@ impl Account {
         self.replace(before, after)
     }
 
-    /// Adds the usage of a claim for which a pod counted until now. Returns whether the usage changed.
+    /// Adds the part of a claim's usage that counted for a pod until now. Returns whether the usage changed.
     fn release(&mut self, paid: &Usage) -> bool {
         let is_covered = || claims().is_some_and(|kind| self.quota.covers(kind, &Value::Null));
         if paid.is_empty() || !is_covered() {
@@ -458,7 +458,7 @@ mod tests {
 
     const GPU: &str = "requests.deviceclass.resource.kubernetes.io/gpu";
 
-    /// Commits an object to a namespace, or its removal.
+    /// Commits an object of the namespace `ns`. `None` deletes it.
     fn put(cache: &Cache, kind: (&str, &str), name: &str, object: Option<&Value>) {
         let kind = by_kind(kind.0, kind.1).unwrap();
         let (key, revision) = (key_of(kind, "ns", name).into(), cache.revision() + 1);
@@ -466,8 +466,8 @@ mod tests {
         cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
     }
 
-    /// A cache with a quota for devices, the pod `p` that requests two devices, and claims for two devices that name
-    /// the pod.
+    /// A cache with a quota for devices, and the pod `p`, which requests two devices. Each claim is for two devices,
+    /// and names the pod as its owner.
     fn with_claims(names: &[&str]) -> (Cache, Value) {
         let cache = Cache::new(1);
         let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {GPU: "9"}}});

@@ -1,9 +1,11 @@
-//! The claims for the extended resources of pods, for which the pods already count in quotas.
+//! ResourceClaims for the extended resources of pods. The usage of such a claim is _paid_ by the pod as far as the pod
+//! already counts in quotas for the same resources.
 //!
-//! The usage of such a claim depends on its pod. It is decided when the ledger counts the claim first, and kept as long
-//! as the claim names the same pod and the pod counts. So the ledger later subtracts the same amount. A pod counts for
-//! one claim: before the scheduler writes the name of the claim into the status of the pod, any number of claims can
-//! name the pod.
+//! The ledger determines the paid usage when it first counts the claim. The paid usage stays the same while the claim
+//! names the same pod and the pod counts. So the ledger later subtracts the amount that it has added.
+//!
+//! A pod pays for one claim only. Any number of claims can name the pod until the scheduler writes the name of the
+//! claim into the pod's status.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -21,33 +23,34 @@ use serde_json::Value;
 
 use crate::cache::{Cache, Change, key_of, prefix_of};
 
-/// The claims in namespaces with quotas. Claims that count as a whole are absent.
+/// The paid claims in namespaces with quotas. A claim that counts fully is absent.
 #[derive(Default)]
 pub(super) struct PaidClaims {
     /// By the store keys of the claims.
     claims: BTreeMap<Arc<str>, Paid>,
-    /// The store key of the claim for which a pod counts, by the store key of the pod.
+    /// The store key of the claim that a pod pays for, by the store key of the pod.
     by_pod: HashMap<String, Arc<str>>,
 }
 
+/// A claim that a pod pays for. The default means that no pod pays.
 #[derive(Clone, Default)]
 struct Paid {
     /// The store key of the pod.
     pod: String,
     /// The uid of the pod.
     uid: String,
-    /// The usage for which the pod counts.
+    /// The usage that the pod pays for.
     usage: Usage,
 }
 
-/// The objects of a namespace, which are counted at a time.
+/// The objects of a namespace. Their usage is computed for the time `now`.
 pub(super) struct NamespaceAt<'a> {
     pub(super) cache: &'a Cache,
     pub(super) namespace: &'a str,
     pub(super) now: Timestamp,
 }
 
-/// The resource of claims for devices.
+/// The resource `resourceclaims`.
 pub(super) fn claims() -> Option<&'static Arc<Resource>> {
     by_resource("resource.k8s.io", "v1", "resourceclaims")
 }
@@ -59,12 +62,12 @@ fn pods() -> Option<&'static Arc<Resource>> {
 // === impl PaidClaims ===
 
 impl PaidClaims {
-    /// The usage of a claim for which its pod counts.
+    /// The usage of a claim that its pod pays for. `None` if no pod pays.
     pub(super) fn get(&self, claim: &str) -> Option<&Usage> {
         self.claims.get(claim).map(|paid| &paid.usage)
     }
 
-    /// Decides about all claims of a namespace, before the first quota of the namespace counts them.
+    /// Determines the paid usage of all claims of a namespace, before a quota counts them.
     pub(super) fn load(&mut self, scope: &NamespaceAt<'_>) {
         let Some(kind) = claims() else { return };
         for claim in scope.cache.list(kind, scope.namespace) {
@@ -84,7 +87,7 @@ impl PaidClaims {
         }
     }
 
-    /// Applies a change of a claim. Returns the usage for which a pod counts, before and after the change.
+    /// Applies a change of a claim. Returns its paid usage before and after the change.
     pub(super) fn observe(&mut self, scope: &NamespaceAt<'_>, change: &Change) -> [Usage; 2] {
         let key = &change.new.key;
         let before = self.get(key).cloned().unwrap_or_default();
@@ -94,8 +97,8 @@ impl PaidClaims {
         [before, after.usage]
     }
 
-    /// Applies a change of a pod. If the pod does not count any more, returns the usage of its claim that the pod
-    /// counted.
+    /// Applies a change of a pod. If the pod does not count any more, it no longer pays for its claim. Then the result
+    /// is the usage that the pod paid for.
     pub(super) fn observe_pod(&mut self, change: &Change, now: Timestamp) -> Usage {
         let key = &*change.new.key;
         let claim = self.by_pod.get(key).and_then(|claim| self.claims.get(claim));
@@ -107,13 +110,14 @@ impl PaidClaims {
         self.release(key)
     }
 
-    /// Ends the payment of a pod. Returns the usage of its claim that the pod counted.
+    /// Removes the claim that a pod pays for. Returns the usage that the pod paid for.
     pub(super) fn release(&mut self, pod: &str) -> Usage {
         let claim = self.by_pod.remove(pod).and_then(|claim| self.claims.remove(&claim));
         claim.map(|paid| paid.usage).unwrap_or_default()
     }
 
-    /// The usage of an object for which a pod counts: in the state that the ledger has counted, and in a new state.
+    /// The paid usage of an object in the state that the ledger has counted, and in a new state. Empty for other kinds
+    /// than ResourceClaim.
     pub(super) fn of(&self, scope: &NamespaceAt<'_>, kind: &Resource, new: &Value) -> [Usage; 2] {
         if !kind.is("resource.k8s.io", "ResourceClaim") {
             return Default::default();
@@ -123,7 +127,7 @@ impl PaidClaims {
         [before, self.after(scope, &key, new).usage]
     }
 
-    /// The decision about a new state of a claim.
+    /// The pod and the paid usage of a claim in a new state.
     fn after(&self, scope: &NamespaceAt<'_>, key: &str, claim: &Value) -> Paid {
         let (Some((name, uid)), Some(kind)) = (pod_of_claim(claim), pods()) else { return Paid::default() };
         if let Some(known) = self.claims.get(key).filter(|known| known.uid == uid) {
@@ -138,6 +142,7 @@ impl PaidClaims {
         Paid { pod, uid: uid.to_owned(), usage }
     }
 
+    /// Replaces the entry of a claim. Removes it if no usage is paid.
     fn set(&mut self, key: &Arc<str>, paid: Paid) {
         if let Some(old) = self.claims.remove(key) {
             self.by_pod.remove(&old.pod);
@@ -149,12 +154,12 @@ impl PaidClaims {
     }
 }
 
-/// Whether quotas count the resources of a pod.
+/// Whether quotas count the resources of a pod. They do not count a pod that has ended.
 fn counts(pod: &Value, now: Timestamp) -> bool {
     pods().is_some_and(|kind| whole_usage(kind, pod, now).contains_key("pods"))
 }
 
-/// The usage of a claim for which a pod counts.
+/// The usage of a claim that a pod pays for.
 fn paid_by(claim: &Value, pod: &Value, now: Timestamp) -> Usage {
     let usage = pods().map(|kind| whole_usage(kind, pod, now)).unwrap_or_default();
     let request = |name: &str| usage.get(&format!("requests.{name}")).copied().unwrap_or(0);

@@ -1,11 +1,12 @@
 //! Stored objects that cannot be decrypted.
 //!
-//! The server decides by its cache, so an object that is missing there counts as deleted, and a new object could take
-//! its name. Therefore it depends on the resource what happens if an object cannot be decrypted at the start:
+//! An object that is missing in the cache counts as deleted, and a new object could take its name. So the server must
+//! know which objects it cannot decrypt. If an object cannot be decrypted at the start, the behaviour depends on its
+//! resource:
 //!
-//! | resource | what happens |
+//! | resource | behaviour |
 //! |---|---|
-//! | custom resources | the object has an error of its own, the others are served |
+//! | custom resources | requests that need the object fail, the others succeed |
 //! | [`OPTIONAL`], if a key management service fails | all requests fail until all objects are loaded |
 //! | others | the server does not start |
 //!
@@ -18,11 +19,12 @@
 //! ```
 //!
 //! While the server runs, another server may write an object that this server cannot decrypt. The former state of the
-//! object stays visible. If there is none, the object has an error of its own, whatever its resource.
+//! object stays visible. Without a former state, requests that need this object fail. This applies to all
+//! resources.
 //!
-//! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache, so
-//! an event at such a revision would be missed by a watch that resumes later. So the objects wait in [`LateObjects`]
-//! for the next commit of [`LATE`], and come at its revision. No commit of an object has this revision.
+//! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache. A
+//! watch that resumes later would miss an event at such a revision. So the objects wait in [`LateObjects`] for the next
+//! commit of [`LATE`], and are published at its revision. No commit of an object has this revision.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -43,12 +45,13 @@ use crate::error::{ApiError, Result};
 /// resource are unreadable, the server does not start. Otherwise the server would decide about requests without the
 /// roles, quotas, policies or allocated addresses.
 const OPTIONAL: [(&str, &str); 2] = [("", "configmaps"), ("", "secrets")];
-/// Store key of an entry that only gives late objects a revision. It has no `/`, so no object has this key.
+/// Store key of an entry whose commits only provide revisions for late objects. The key has no `/`, so no object has
+/// it.
 pub(super) const LATE: &str = "late-objects";
-/// Maximum failed reads in one pass, for each cause of [`Cause`]. The next pass continues after the last one.
+/// Maximum failed reads in one pass, for each [`Cause`]. The next pass continues after the last failed read.
 const MAX_FAILURES: usize = 1000;
-/// Maximum objects for which one commit of [`LATE`] is made. A watch is cut off if its queue is full, so this is much
-/// less than the size of the queue.
+/// Maximum objects for each commit of [`LATE`]. A watch ends if its queue is full, so this is much less than the size
+/// of the queue.
 const LATE_OBJECTS: usize = 256;
 
 /// The cause of unreadable objects: the name of a failed key management service, or `None` for another cause.
@@ -60,7 +63,7 @@ pub(super) struct UnreadableObject {
     resource: Box<str>,
 }
 
-/// Single objects that could not be decrypted before.
+/// State of the repeated reads of single objects that cannot be decrypted.
 pub(super) struct LateObjects {
     state: Mutex<LateState>,
     /// Notified when an object cannot be decrypted.
@@ -71,8 +74,8 @@ pub(super) struct LateObjects {
 struct LateState {
     /// Objects that are decrypted and wait for the next commit of [`LATE`].
     decrypted: BTreeMap<Arc<str>, Entry>,
-    /// The last key of an incomplete pass, for each cause. The next pass begins after it. Otherwise an object whose key
-    /// is lost would hide all objects after it.
+    /// The last key of an incomplete pass, for each cause. The next pass begins after it. Otherwise objects that never
+    /// become readable would prevent reads of all objects after them.
     last: HashMap<Cause, Arc<str>>,
 }
 
@@ -89,7 +92,7 @@ impl LateObjects {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notifies the reader of unreadable objects.
+    /// Wakes the task that reads unreadable objects again.
     pub(super) fn notify(&self) {
         self.found.send_replace(());
     }
@@ -133,41 +136,43 @@ impl Cache {
     /// Checks that a list of the objects of a namespace is complete. An empty namespace selects all namespaces.
     ///
     /// # Errors
-    /// `InternalError` if stored objects cannot be decrypted, and no former states are known.
+    /// `InternalError` if a stored object cannot be decrypted and no former state of it is known.
     pub(crate) fn check_complete(&self, kind: &Resource, namespace: &str) -> Result<()> {
         let Ok(collection) = self.collection(kind) else { return Ok(()) };
         collection.check_readable()?;
         collection.lock().check_complete(&prefix_of(kind, namespace))
     }
 
-    /// An object in its stored version. `None` if it does not exist.
+    /// An object in its stored version. `None` if it does not exist. If the newest state cannot be decrypted, the
+    /// former state is returned.
     ///
     /// # Errors
-    /// `InternalError` if the object cannot be decrypted, or if [`Cache::check_readable`] fails.
+    /// `InternalError` if the object cannot be decrypted and no former state is known, or if [`Cache::check_readable`]
+    /// fails.
     pub(crate) fn find(&self, kind: &Resource, namespace: &str, name: &str) -> Result<Option<Arc<Object>>> {
         let Ok(collection) = self.collection(kind) else { return Ok(None) };
         collection.check_readable()?;
         collection.lock().find(&key_of(kind, namespace, name))
     }
 
-    /// Checks that the newest state of an object can be decrypted, if the object exists. A change of a former state is
-    /// a conflict, however often it is tried again.
+    /// Checks that the newest state of an object can be decrypted, if the object exists. If it cannot, each change of
+    /// the former state is a conflict, and a retry cannot succeed.
     ///
     /// # Errors
-    /// `InternalError`.
+    /// `InternalError` if the newest state cannot be decrypted.
     pub(crate) fn check_newest(&self, kind: &Resource, key: &str) -> Result<()> {
         self.collection(kind)?.lock().check_newest(key)
     }
 
-    /// The error of a deletion that an unsafe deletion can replace: the newest state of the object cannot be decrypted.
-    /// `None` for another object.
+    /// The error of an ordinary deletion of an object whose newest state cannot be decrypted. An unsafe deletion can
+    /// remove such an object. `None` for another object.
     pub(crate) fn corrupt_object(&self, kind: &Resource, namespace: &str, name: &str) -> Option<ApiError> {
         let key = key_of(kind, namespace, name);
         let why = self.collection(kind).ok()?.lock().cause(&key)?;
         Some(ApiError::corrupt_object(&key, why))
     }
 
-    /// The resources of which objects are unknown because they cannot be decrypted.
+    /// The resources with objects that cannot be decrypted and have no known former state.
     pub(crate) fn incomplete(&self) -> Vec<Arc<Shared>> {
         let mut all = self.all();
         all.retain(|collection| !collection.is_readable() || collection.lock().check_complete("").is_err());
@@ -181,7 +186,8 @@ impl Cache {
         all
     }
 
-    /// Marks the resources of unreadable objects. Custom resources are loaded later, by [`Cache::add`].
+    /// Marks the resources of unreadable objects. Ignores objects of custom resources, which [`Cache::add`] loads
+    /// later.
     ///
     /// # Errors
     /// The error of an object without which the server must not start. Nothing is marked.
@@ -248,7 +254,7 @@ impl Cache {
         loaded
     }
 
-    /// The stored objects of a resource, and those that cannot be decrypted.
+    /// The stored objects of a resource, and separately those that cannot be decrypted.
     ///
     /// # Errors
     /// The error of the store. For a resource that the server needs, the error of the first unreadable object.
@@ -280,7 +286,7 @@ impl Cache {
         }
     }
 
-    /// Is notified when an object cannot be decrypted.
+    /// A receiver that is notified when an object cannot be decrypted.
     pub(crate) fn unreadable_found(&self) -> watch::Receiver<()> {
         self.late.found.subscribe()
     }
@@ -290,7 +296,7 @@ impl Cache {
         self.all().iter().any(|collection| collection.lock().unreadable_len() > 0)
     }
 
-    /// The number of objects for [`Cache::read_again`], and the first key of them.
+    /// The number of objects for [`Cache::read_again`], and the first of their keys.
     pub(crate) fn unreadable_objects(&self) -> (usize, Option<Arc<str>>) {
         let (mut number, mut first) = (0, None::<Arc<str>>);
         for collection in self.all() {
@@ -302,11 +308,12 @@ impl Cache {
         (number, first)
     }
 
-    /// Reads the single objects that could not be decrypted, and stops at the first failure of each service. Decrypted
-    /// objects come with commits that this method causes. Returns whether there are such objects.
+    /// Reads the single objects that could not be decrypted. For each service, it stops at the first failure of the
+    /// service. For other causes, it stops at [`MAX_FAILURES`]. It commits [`LATE`] so that the decrypted objects are
+    /// published. Returns whether an object was decrypted.
     ///
     /// # Errors
-    /// The error of the store.
+    /// An error of the store other than a failed decryption.
     pub(crate) async fn read_again(&self, store: &dyn Store) -> std::result::Result<bool, StoreError> {
         let mut failures = HashMap::<Cause, usize>::new();
         let (mut waiting, mut is_decrypted) = (0, false);
@@ -330,7 +337,7 @@ impl Cache {
                 Ok(None) => self.forget_unreadable(&entry),
                 Err(error @ StoreError::Sealed { .. }) => {
                     let number = failures.entry(entry.service.clone()).or_default();
-                    // A call of a service that does not respond takes up to its timeout.
+                    // Each call of a service that does not respond takes up to the timeout of the service.
                     *number = if error.is_of_service() { MAX_FAILURES } else { *number + 1 };
                     if *number == MAX_FAILURES {
                         self.late.lock().last.insert(entry.service, entry.key);
@@ -345,7 +352,8 @@ impl Cache {
         Ok(is_decrypted)
     }
 
-    /// The unreadable objects by cause and key. The objects of a cause begin after the last one of an incomplete pass.
+    /// The unreadable objects in the order of cause and key. After an incomplete pass, the objects of a cause begin
+    /// after the last key of that pass.
     fn to_read_again(&self) -> Vec<UnreadableEntry> {
         let mut by_cause = BTreeMap::<Cause, Vec<UnreadableEntry>>::new();
         for collection in self.all() {
@@ -375,7 +383,7 @@ impl Cache {
     /// Applies the decrypted objects that wait for a commit of [`LATE`], at the revision of this commit.
     pub(super) fn apply_late(&self, revision: u64) {
         let decrypted = std::mem::take(&mut self.late.lock().decrypted);
-        // The keys are in order, so the objects of a resource follow each other.
+        // The map is sorted by key, so the objects of a resource are adjacent.
         let entries: Vec<Entry> = decrypted.into_values().collect();
         for entries in entries.chunk_by(|one, other| split(&one.key) == split(&other.key)) {
             let collection = entries.first().and_then(|first| self.by_key(&first.key));
@@ -386,18 +394,19 @@ impl Cache {
     }
 }
 
-/// Whether the server needs a resource for admission that is neither built-in nor defined by a client.
+/// Whether a resource is that of initializer configurations. The server needs it for admission, although it is not
+/// built-in.
 fn is_of_admission(group: &str, plural: &str) -> bool {
     (group, plural) == (initializers::GROUP, initializers::PLURAL)
 }
 
-/// Makes a commit without a meaning of its own.
+/// Makes a commit of [`LATE`]. The objects that wait in [`LateObjects`] get its revision.
 async fn commit_late(store: &dyn Store) -> std::result::Result<(), StoreError> {
     let found = store.get(LATE).await?;
     let expect = found.map_or(Expect::Absent, |found| Expect::Revision(found.modified));
     let (value, tier) = (Some(Bytes::from_static(b"{}")), Tier::Volatile { ttl: None });
     match store.write(Write { key: LATE.into(), expect, value, tier, guard: None }).await {
-        // A conflict means that another server has made such a commit.
+        // A conflict means that another server has made such a commit. That commit serves the same purpose.
         Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
         Err(error) => Err(error),
     }
@@ -631,7 +640,7 @@ mod tests {
         assert!(revisions.eq((20..28).map(Some)));
     }
 
-    /// The watch of a client that has got only the first of the late objects resumes at a lower revision.
+    /// A client may receive only the first late object. Its watch then resumes at a lower revision.
     #[test]
     fn late_objects_wait_for_a_revision_without_other_commits_and_end_with_a_bookmark() {
         let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());

@@ -319,7 +319,7 @@ impl Watchers {
         }
     }
 
-    /// Sends a bookmark of a revision to all watchers with bookmarks.
+    /// Sends a bookmark with a revision to each watcher that has asked for bookmarks.
     pub(super) fn send_bookmark_to_all(&mut self, revision: u64) {
         let numbers: Vec<u64> = self.reached.iter().map(|(_, number)| *number).collect();
         for number in numbers {

@@ -3,10 +3,10 @@
 //!
 //! | part | module |
 //! |---|---|
-//! | watches the service of one APIService, and checks the server | `worker` |
-//! | a check, and the condition | `check` |
+//! | watches the service of one APIService, and decides when to check the server | `worker` |
+//! | makes one check, and writes the condition | `check` |
 //!
-//! A change of an object that no APIService refers to causes no work here.
+//! Changes of Services and EndpointSlices cause work here only if an APIService refers to the Service.
 
 mod check;
 mod worker;
@@ -46,13 +46,13 @@ struct Controller {
     kind: Arc<Resource>,
     /// By the name of the APIService.
     workers: BTreeMap<String, WorkerHandle>,
-    /// The local APIServices whose condition could not be written.
+    /// Names of the local APIServices whose condition could not be written. The controller retries them.
     failed: BTreeSet<String>,
 }
 
-/// The controller's half of a worker. The worker ends when this is dropped.
+/// The handle of a worker. The worker ends when the handle is dropped.
 struct WorkerHandle {
-    /// Uid and specification of the APIService. Other changes, such as a new condition, cause no check.
+    /// Uid and spec of the APIService. Other changes, such as a new condition, cause no check.
     checked: Value,
     remote: watch::Sender<Arc<Remote>>,
 }
@@ -86,7 +86,7 @@ impl Controller {
         }
     }
 
-    /// Reconciles all APIServices. Returns the later changes; None when the server ends.
+    /// Reconciles all APIServices. Returns a watch of later changes. `None` when the server ends.
     async fn load(&mut self) -> Option<Events> {
         let (objects, events) = loop {
             let state = self.state.upgrade().filter(|state| !state.shutdown.is_cancelled())?;
@@ -103,11 +103,11 @@ impl Controller {
             }
             let shutdown = state.shutdown.clone();
             drop(state);
-            // The result does not matter: the next round begins with a check for the end of the server.
+            // The result is not needed: the next round of the loop first checks whether the server ends.
             let _ = tokio::time::timeout(RETRY, shutdown.cancelled()).await;
         };
         let mut names: BTreeSet<String> = objects.iter().map(|object| object.name().to_owned()).collect();
-        // A deletion can have been missed.
+        // Before the watch began, an APIService may have been deleted.
         names.extend(self.workers.keys().cloned());
         for name in names {
             self.reconcile(&name).await;
@@ -133,7 +133,7 @@ impl Controller {
         }
     }
 
-    /// Checks an aggregated server, if its APIService is new or its specification has changed.
+    /// Starts the worker of a new APIService. Sends a changed spec to the running worker. Other changes have no effect.
     fn check(&mut self, state: &Arc<State>, name: &str, object: &Value) {
         let checked = json!([object["metadata"]["uid"], object["spec"]]);
         let known = self.workers.get_mut(name);
@@ -156,6 +156,7 @@ impl Controller {
         self.publish(state);
     }
 
+    /// Ends the worker of an APIService, if there is one.
     fn end(&mut self, state: &State, name: &str) {
         if self.workers.remove(name).is_some() {
             state.metrics.remotes.forget(name, &check::REASONS);

@@ -1,8 +1,8 @@
 //! Maintains an APIService for each group version that this server serves. Source:
 //! `kube-aggregator/pkg/controllers/autoregister`.
 //!
-//! The APIServices of built-in group versions are created and corrected at the start of the server. Those of custom
-//! resources are also created again after a deletion, and corrected after a change.
+//! The APIServices of built-in group versions are created and corrected only at the start of the server. The
+//! APIServices of custom resources are also created again after a deletion, and corrected after a change.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
@@ -28,7 +28,7 @@ const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// Delay after an error. A failed store changes no resources, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// A write that makes an APIService equal to the wanted one.
+/// A write that brings an APIService to its desired state.
 #[derive(Debug, PartialEq, Eq)]
 enum Action {
     Create,
@@ -46,7 +46,7 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
     while let Some(strong) = state.upgrade().filter(|state| !state.shutdown.is_cancelled()) {
         let set = sets.borrow_and_update().clone();
         let wanted = wanted(&set);
-        // The watch begins before the reconcile, so that it has each change that the reconcile does not see.
+        // The watch begins before the reconcile, so that it reports each change that the reconcile misses.
         let mut current = match events.take().map_or_else(|| watch(&strong, &kind), Ok) {
             Ok(current) => current,
             // The stored APIServices cannot be decrypted yet.
@@ -69,7 +69,7 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
                 }
             }
         };
-        // Cancel-safe: a dropped wait for a change loses no change. An event that is dropped has caused no action.
+        // Cancel-safe: a dropped wait loses no change. `until_changed` discards only events that need no action.
         let is_watching = tokio::select! {
             changed = sets.changed() => if changed.is_err() { return } else { true },
             is_watching = until_changed(&mut current, &wanted) => is_watching,
@@ -87,7 +87,7 @@ fn watch(state: &State, kind: &Resource) -> Result<Events> {
     Ok(events)
 }
 
-/// Waits for a change of an APIService that causes an action. Returns false if the watch has ended.
+/// Waits until a change of an APIService needs an action. Returns false if the watch has ended.
 async fn until_changed(events: &mut Events, wanted: &[Value]) -> bool {
     while let Some(event) = events.recv().await {
         let Some(object) = event.object() else { continue };
@@ -100,7 +100,7 @@ async fn until_changed(events: &mut Events, wanted: &[Value]) -> bool {
     false
 }
 
-/// The APIServices of all group versions but that of APIServices.
+/// The APIServices of all group versions, except the group version of APIServices itself.
 fn wanted(set: &Resources) -> Vec<Value> {
     let versions = set.group_versions().iter();
     let named = versions.filter(|version| &*version.group != "apiregistration.k8s.io");
@@ -115,7 +115,7 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], i
             apply(state, kind, object, &action).await?;
         }
     }
-    // There can be thousands of definitions of custom resources, so the names are compared by a set.
+    // There can be thousands of custom resource definitions, so the names are in a set.
     let names: HashSet<&str> = wanted.iter().map(|wanted| text(wanted, "name")).collect();
     for found in state.cache.list(kind, "") {
         if names.contains(found.name()) {
@@ -129,8 +129,8 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], i
     Ok(())
 }
 
-/// The action for an APIService that exists, is wanted, or both. An APIService without the label belongs to the user.
-/// Unlike upstream, an APIService that the user has given a service is not deleted.
+/// The action for an APIService. `current` is the stored object, `wanted` is the desired object. An APIService without
+/// the label belongs to the user. Unlike upstream, an APIService is not deleted if the user has added a service to it.
 fn action(current: Option<&Value>, wanted: Option<&Value>, is_start: bool) -> Option<Action> {
     let is_managed = |object: &Value| {
         let label = &object["metadata"]["labels"][MANAGED];
@@ -148,7 +148,7 @@ fn action(current: Option<&Value>, wanted: Option<&Value>, is_start: bool) -> Op
     }
 }
 
-/// Creates or updates the wanted object, or deletes the current one.
+/// Runs an action. `object` is the desired object, or for a deletion the stored object.
 async fn apply(state: &Arc<State>, kind: &Arc<Resource>, object: &Value, action: &Action) -> Result<()> {
     let (call, name) = (Call::internal(state, kind.clone(), object), text(object, "name"));
     let written = match action {
@@ -164,7 +164,7 @@ async fn apply(state: &Arc<State>, kind: &Arc<Resource>, object: &Value, action:
         Action::Delete => delete::one(&call, name, &delete::Options::default()).await.map(drop),
     };
     match written {
-        // Another write was first. Its event causes the next reconcile.
+        // Another client has changed the object first. The event of that change causes the next reconcile.
         Err(ApiError { code: 404 | 409, .. }) => Ok(()),
         written => written,
     }

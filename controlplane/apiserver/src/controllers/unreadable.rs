@@ -1,5 +1,5 @@
 //! Loads the resources whose stored objects could not be decrypted at the start, when their key management service
-//! responds. Reads single objects that cannot be decrypted again.
+//! responds. Retries single objects that cannot be decrypted.
 
 use std::{
     sync::{Arc, Weak},
@@ -25,7 +25,7 @@ pub(crate) fn load_later(state: &Arc<State>) {
     }
 }
 
-/// Reads single objects that cannot be decrypted again, until the server stops. Without such objects the task waits.
+/// Retries single objects that cannot be decrypted, until the server stops. Without such objects the task waits.
 pub(crate) async fn read_again(state: Weak<State>) {
     let parts = state.upgrade().map(|state| (state.shutdown.clone(), state.cache.unreadable_found()));
     let Some((shutdown, mut found)) = parts else { return };
@@ -50,7 +50,8 @@ pub(crate) async fn read_again(state: Weak<State>) {
         }
         let Some(state) = state.upgrade() else { return };
         let outcome = tokio::select! {
-            // Cancel-safe: decrypted objects only wait for a commit, and the server stops.
+            // Cancel-safe: a cancelled pass leaves only decrypted objects that wait for a commit. The server stops
+            // anyway.
             outcome = state.cache.read_again(&*state.store) => outcome,
             () = shutdown.cancelled() => return,
         };

@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum memory of one owner, as a multiple of the free memory: at most three quarters of the total.
+/// Maximum memory of one owner, as a multiple of the free memory. So one owner gets at most three quarters of the
+/// total.
 pub(super) const PER_FREE_BYTE: usize = 3;
 
 /// Memory (bytes) or connections (number) that users or webhooks share. An owner that uses a large part must leave some
@@ -29,7 +30,7 @@ impl SharedCapacity {
         Self::granting(bytes, 0)
     }
 
-    /// Capacity of which each owner always gets `granted`.
+    /// A capacity from which each owner always gets `granted`.
     pub(super) fn granting(bytes: usize, granted: usize) -> Self {
         Self { bytes, granted, reserved: Arc::default() }
     }

@@ -18,7 +18,7 @@ pub(crate) struct BodyMemory {
 // === impl BodyMemory ===
 
 impl BodyMemory {
-    /// Memory that an owner reserves when the body grows.
+    /// Memory of an owner. No bytes are reserved until [`BodyMemory::grow`].
     pub(super) fn of(capacity: &SharedCapacity, owner: &str) -> Self {
         Self { shared: Some((capacity.clone(), owner.to_owned())), bytes: 0 }
     }
@@ -59,7 +59,10 @@ impl Drop for BodyMemory {
     }
 }
 
-/// Memory of an owner, if enough is free.
+/// Reserves memory for an owner.
+///
+/// # Errors
+/// `TooManyRequests` if too little memory is free.
 pub(super) fn reserved(memory: &SharedCapacity, owner: &str, bytes: usize) -> Result<BodyMemory> {
     if bytes == 0 {
         return Ok(BodyMemory::default());

@@ -69,7 +69,7 @@ impl HeaderBlock {
     }
 }
 
-/// Fuzz target: the bytes of a client, in one piece and byte by byte.
+/// Fuzz target: the bytes of a client. The result must be the same for one piece and for single bytes.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let whole = HeaderBlock::default().read(data);

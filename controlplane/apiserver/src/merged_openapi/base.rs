@@ -9,15 +9,15 @@ use coracle_kinds::{Resources, openapi::v2};
 
 use super::packed::Packed;
 
-/// The document of the built-in kinds. It is kept while custom resources change and clients ask for each new document.
-/// Then only the parts of custom resources are built again.
+/// The document of the built-in kinds. The server keeps it while custom resources change often. Then each new document
+/// needs a build of the custom resources only.
 #[derive(Default)]
 pub(super) struct Base(Mutex<Option<Packed>>);
 
 // === impl Base ===
 
 impl Base {
-    /// The document of the built-in kinds. `is_kept` says whether it is kept for the next call.
+    /// The document of the built-in kinds. If `is_kept`, it is kept for later calls.
     pub(super) fn document(&self, resources: &Resources, is_kept: bool) -> v2::Document {
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(document) = kept.as_ref().and_then(unpacked) {

@@ -1,4 +1,4 @@
-//! Documents that are kept compressed.
+//! Documents that the server keeps in compressed form.
 
 use std::{
     io::{self, BufWriter, Read as _, Write},
@@ -33,12 +33,12 @@ struct Packer {
     size: usize,
 }
 
-/// A body that is decompressed part by part, so that clients without gzip do not multiply the memory of a document.
+/// A body that is decompressed part by part. So each client without gzip needs only the memory of one part.
 struct Unpacked {
     decoder: GzDecoder<Reader<Bytes>>,
     /// Bytes that are not decompressed yet.
     left: usize,
-    /// Decompressed bytes of a character that is not complete.
+    /// Decompressed bytes of an incomplete character at the end of the last part.
     rest: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Packed {
         (self.size >= MIN_COMPRESSED_BYTES).then(|| self.gzip.clone())
     }
 
-    /// The document itself. Each part of a text has whole characters.
+    /// The decompressed document. Parts of a text begin and end at the borders of characters.
     pub(crate) fn text(&self) -> Body {
         if self.size == 0 {
             return reply::full("");
@@ -81,7 +81,7 @@ impl Packed {
         Ok(text)
     }
 
-    /// Bytes in memory.
+    /// Number of compressed bytes.
     pub(super) fn len(&self) -> usize {
         self.gzip.len()
     }
@@ -117,7 +117,7 @@ impl Unpacked {
     }
 }
 
-/// Bytes without the incomplete character at the end of a text. All bytes, if they are not a text.
+/// Number of bytes without an incomplete character at the end. If the bytes are not UTF-8, the number of all bytes.
 fn whole_characters(bytes: &[u8]) -> usize {
     match std::str::from_utf8(bytes) {
         Err(error) if error.error_len().is_none() => error.valid_up_to(),
@@ -165,7 +165,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_document_is_sent_as_it_was_written() {
-        // The characters have three bytes, so no part of the buffer's size has whole characters.
+        // The characters have three bytes, so a part of the buffer's size ends within a character.
         for text in [String::new(), "a".to_owned(), "€".repeat(PART_BYTES), "x".repeat(3 * PART_BYTES)] {
             let packed = packed(text.as_bytes());
             assert_eq!(packed.text().size_hint().exact(), Some(text.len() as u64));

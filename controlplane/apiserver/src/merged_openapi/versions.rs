@@ -1,7 +1,8 @@
-//! The OpenAPI v3 documents that this server builds: of its group versions and groups, and those that are converted for
+//! The OpenAPI v3 documents that this server builds. They describe its group versions and groups, or are converted for
 //! aggregated servers.
 //!
-//! A document is kept for a short time by its hash, compressed. A client that has the current document causes no build.
+//! The server keeps a document compressed for a short time, by its hash. A client that has the current document causes
+//! no build.
 
 use std::{
     collections::HashMap,
@@ -14,7 +15,7 @@ use coracle_kinds::{Resources, openapi};
 use super::{BODY_LIFETIME, packed::Packed};
 use crate::offload;
 
-/// Maximum compressed bytes of all kept documents. Custom resources can have many large documents.
+/// Maximum compressed bytes of all kept documents. There can be many large documents of custom resources.
 const MAX_KEPT: usize = 4 << 20;
 
 /// The documents of a server.
@@ -52,7 +53,7 @@ impl VersionDocuments {
         Some(VersionDocument { hash, body: Some(body) })
     }
 
-    /// The document with this hash. `write` writes it, if it is not kept. `None` if `write` fails.
+    /// The document with this hash. If it is not kept, `write` writes it. `None` if `write` fails.
     pub(crate) fn with_hash(
         self: &Arc<Self>,
         hash: &str,

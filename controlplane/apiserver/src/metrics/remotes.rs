@@ -40,7 +40,7 @@ impl RemoteMetrics {
     }
 }
 
-/// All API services: 1 if the server is unavailable. Local API services are always available.
+/// A gauge for each APIService: 1 if the server is unavailable, otherwise 0. Local APIServices are always available.
 pub(super) fn current(remotes: &Remotes, cache: &Cache) -> IntGaugeVec {
     let all = gauge(
         "aggregator_unavailable_apiservice",

@@ -1,4 +1,4 @@
-//! The caller of a request from the network, and the begin of its audit record.
+//! The caller of a request from the network, and the start of its audit record.
 
 use std::sync::Arc;
 
@@ -60,8 +60,8 @@ impl Apiserver {
         reply
     }
 
-    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an
-    /// error.
+    /// Begins the audit record of a request. If its first event is required but cannot be recorded, the result has an
+    /// error instead of the caller.
     pub(super) async fn record(
         &self,
         parts: &http::request::Parts,

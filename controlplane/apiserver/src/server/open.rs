@@ -164,7 +164,7 @@ fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
     Plugins::new(configs, &config.admission_plugins).map_err(OpenError::AdmissionPlugins)
 }
 
-/// The history of the usage of containers, if the plugin InitialResources runs.
+/// The usage history of containers. `None` if the plugin InitialResources does not run.
 fn usage_history(config: &ApiserverConfig) -> Option<Arc<UsageHistory>> {
     let runs = config.admission_plugins.enables("InitialResources");
     runs.then(|| Arc::new(UsageHistory::new(config.initial_resources)))

@@ -60,8 +60,8 @@ fn check_method(method: &Method) -> Result<()> {
     if *method == Method::CONNECT { Err(ApiError::method_not_allowed()) } else { Ok(()) }
 }
 
-/// Checks that the objects of the resource are loaded. The deletion of one object checks this itself, because an unsafe
-/// deletion removes objects that cannot be loaded.
+/// Checks that the objects of the resource are loaded. Skips the deletion of one object: an ordinary deletion checks
+/// this itself, and an unsafe deletion removes objects that cannot be loaded.
 pub(super) fn check_readable(call: &Call) -> Result<()> {
     let is_deletion = call.info.verb == "delete" && call.resource.subresource.is_empty();
     if is_deletion { Ok(()) } else { call.state.cache.check_readable(&call.kind) }

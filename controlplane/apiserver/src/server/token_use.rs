@@ -1,4 +1,4 @@
-//! The use of a token that the server counts and records.
+//! Counts and records the use of tokens.
 
 use super::Apiserver;
 use crate::{

@@ -180,7 +180,7 @@ pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for (name, value) in headers {
         let text = name.as_str();
-        // Some servers read `x_remote_user` as `x-remote-user`.
+        // Some servers treat `x_remote_user` as `x-remote-user`.
         let dashed = text.replace('_', "-");
         let is_private = DROPPED.contains(&text)
             || listed.iter().any(|listed| listed == text)

@@ -1,4 +1,4 @@
-//! Pieces of bytes that count.
+//! Pieces of unread bytes, and the number of bytes for which each piece counts.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! The counts of unread bytes, by class, owner and reader. Pure.
+//! The counts of unread bytes by class, owner and reader. No I/O.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
@@ -14,7 +14,7 @@ use super::piece::{Identity, Piece, counted};
 /// Capacity, in elements, that an empty map keeps.
 pub(super) const KEPT_CAPACITY: usize = 14;
 
-/// What identifies a reader, and ends its response.
+/// The identity of a reader, and the token that ends its response.
 pub(super) struct ReaderId {
     pub(super) class: Class,
     pub(super) owner: Arc<str>,
@@ -161,8 +161,8 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes. If several readers have equally many bytes, the
-    /// newest of them. Evicted readers do not count. `None` within the limit.
+    /// The next reader to evict: the reader with the most bytes of the owner with the most bytes. If several readers
+    /// have equally many bytes, it is the newest of them. Evicted readers do not count. `None` within the limit.
     pub(super) fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
@@ -176,8 +176,8 @@ impl Unread {
         owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
 
-    /// Evicts a reader. Returns the token that ends its response. `None` if the reader was evicted before, or holds no
-    /// bytes.
+    /// Marks a reader as evicted. Returns the token that ends its response. `None` if the reader was evicted before, or
+    /// holds no bytes.
     pub(super) fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
         let class = Class::of(owner);
         let owner = self.owners.get_mut(owner)?;

@@ -32,7 +32,7 @@ pub(crate) struct Options {
     uid: Option<String>,
     revision: Option<String>,
     dry_run: bool,
-    /// Whether the client wants an unsafe deletion. Only DELETE of one object supports it.
+    /// Whether the client asks for an unsafe deletion. Only DELETE of one object supports it.
     ignores_read_error: bool,
     /// The DeleteOptions as the client sent them, for admission. Null for deletions by this server.
     sent: Value,
@@ -49,7 +49,7 @@ impl Options {
         self.dry_run
     }
 
-    /// Whether the client wants an unsafe deletion.
+    /// Whether the client asks for an unsafe deletion.
     pub(crate) fn ignores_read_error(&self) -> bool {
         self.ignores_read_error
     }
@@ -113,7 +113,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
 }
 
-/// The error that names an unsafe deletion as the way to delete an object that cannot be decrypted.
+/// The error for an object that cannot be decrypted, if the server supports unsafe deletions.
 fn corrupt(call: &Call, name: &str) -> Option<ApiError> {
     let is_supported = call.state.features.unsafe_deletion;
     is_supported.then(|| call.state.cache.corrupt_object(&call.kind, call.namespace(), name)).flatten()

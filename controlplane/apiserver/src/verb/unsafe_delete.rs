@@ -1,7 +1,7 @@
 //! Unsafe deletion of one object that cannot be decrypted. It skips admission, finalizers and grace periods, because
 //! they need the object. Source: `corruptObjectDeleter` and `authorizeUnsafeDelete` of `k8s.io/apiserver`.
 //!
-//! The feature gate `AllowUnsafeMalformedObjectDeletion`, which is off by default, enables it.
+//! The feature gate `AllowUnsafeMalformedObjectDeletion` enables it. The gate is off by default.
 
 use std::sync::Arc;
 
@@ -20,9 +20,9 @@ use crate::{
 pub(super) const OPTION: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
 /// The verb that a user needs besides `delete`.
 const VERB: &str = "unsafe-delete-ignore-read-errors";
-/// The audit annotation of each request with the option, also of a refused one.
+/// The audit annotation of each request with the option. Refused requests get it, too.
 const ANNOTATION: &str = "apiserver.k8s.io/unsafe-delete-ignore-read-error";
-/// Maximum retries after writes of the object by others.
+/// Maximum attempts if other clients change the object at the same time.
 const RETRIES: usize = 16;
 
 /// Deletes the object of the request if it cannot be decrypted.
@@ -30,7 +30,7 @@ pub(super) async fn run(call: &Call) -> Result<Reply> {
     if let Some(record) = &call.audit {
         record.annotate(ANNOTATION, "");
     }
-    // Upstream's storage of namespaces does not provide this deletion: the objects of the namespace would stay.
+    // As upstream, namespaces cannot be deleted in this way: the objects of the namespace would stay.
     if call.kind.is("", "Namespace") {
         return Err(ApiError::internal(format!("no unsafe deleter provided, can not honor {OPTION}")));
     }
@@ -46,9 +46,9 @@ async fn authorize(call: &Call) -> Result<()> {
     })
 }
 
-/// Deletes the entry of the object at the revision at which it cannot be decrypted. A former state in the cache does not
-/// prevent the deletion. If the cache has the newest state, an ordinary deletion works, even if the service does not
-/// respond now.
+/// Deletes the entry of the object, if it still has the revision at which it could not be decrypted. A former state in
+/// the cache does not prevent the deletion. If the cache has the newest state, the deletion is refused: an ordinary
+/// deletion works, even if the key management service does not respond now.
 async fn remove(call: &Call) -> Result<()> {
     let (state, name) = (&call.state, &call.resource.name);
     let key = Arc::<str>::from(key_of(&call.kind, call.namespace(), name));
@@ -71,7 +71,7 @@ async fn remove(call: &Call) -> Result<()> {
                 tracing::warn!(%key, user, "deleted an object that cannot be decrypted");
                 return state.cache.reach(revision).await;
             }
-            // The new state may be readable.
+            // Another client has changed the object. Its new state may be readable.
             Err(StoreError::Conflict { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -79,7 +79,7 @@ async fn remove(call: &Call) -> Result<()> {
     Err(ApiError::modified(&call.kind, name))
 }
 
-/// The error of an object that can be read or does not exist.
+/// The error for an object that can be read, or that does not exist.
 fn not_corrupt(call: &Call) -> ApiError {
     let mut causes = Causes::default();
     let detail = "is exclusively used to delete corrupt object(s), try again by removing this option";

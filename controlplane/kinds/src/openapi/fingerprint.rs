@@ -1,6 +1,5 @@
-//! The hash of a document, computed from everything that the document depends on.
-//!
-//! No document is built for its hash: a client reads the hashes of all documents at its start, but only few documents.
+//! The hash of an OpenAPI document. It is computed from the inputs of the document, without a build of the document:
+//! clients read the hashes of all documents, but only few documents.
 
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;
@@ -9,7 +8,7 @@ use sha2::{Digest, Sha512};
 
 use crate::schema::model::packed_documents;
 
-/// The code that writes documents. A new version of the program may write other documents of the same kinds.
+/// Hash of the code that writes documents. Another version of the program may write other documents for the same kinds.
 const CODE: u64 = hash_of([
     include_bytes!("../openapi.rs"),
     include_bytes!("list.rs"),
@@ -31,7 +30,7 @@ static DATA: LazyLock<String> = LazyLock::new(|| {
 /// architecture.
 pub(super) struct Fingerprint(Sha512);
 
-/// FNV-1a of several texts, which the compiler can compute.
+/// FNV-1a hash of several texts. The compiler can compute it.
 const fn hash_of(texts: [&[u8]; 5]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut number = 0;
@@ -50,7 +49,7 @@ const fn hash_of(texts: [&[u8]; 5]) -> u64 {
 // === impl Fingerprint ===
 
 impl Fingerprint {
-    /// The hash of the code and of the generated files.
+    /// Starts with the hash of the code and the hash of the generated files.
     pub(super) fn new() -> Fingerprint {
         let mut hash = Fingerprint(Sha512::new());
         (CODE, DATA.as_str()).hash(&mut hash);
@@ -68,7 +67,7 @@ impl Hasher for Fingerprint {
         self.0.update(bytes);
     }
 
-    /// The first eight bytes.
+    /// The first eight bytes of the hash.
     fn finish(&self) -> u64 {
         let digest = self.0.clone().finalize();
         digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))

@@ -51,7 +51,7 @@ const PROXY_METHODS: &[&str] = &["delete", "get", "head", "options", "patch", "p
 #[derive(Clone, Hash)]
 pub(super) struct PathItem<'a> {
     pub(super) path: String,
-    /// The kind in the description of the parameter `name`.
+    /// The kind that the description of the parameter `name` mentions.
     pub(super) kind: &'a str,
     pub(super) operations: Vec<Operation<'a>>,
 }
@@ -63,22 +63,22 @@ pub(super) struct Operation<'a> {
     pub(super) method: &'static str,
     /// `x-kubernetes-action`. Empty for discovery.
     pub(super) action: &'static str,
-    /// A unique name.
+    /// `operationId`: a unique name.
     pub(super) id: String,
     pub(super) description: String,
-    /// The group version. Generators of clients make a class of each tag.
+    /// The tag. For most operations it names the group version. Generators of client code make one class for each tag.
     pub(super) tag: String,
-    /// Key of the parameters' names in the generated file. Empty for no parameters.
+    /// Key of the list of parameters in the generated file. Empty if the operation has no parameters.
     pub(super) parameters: Cow<'static, str>,
-    /// Definition of the body. It is required except for DeleteOptions.
+    /// Name of the definition of the body. The body is required, except DeleteOptions.
     pub(super) body: Option<&'a str>,
     /// Media types of bodies.
     pub(super) consumes: &'static [&'static str],
     /// Media types of responses.
     pub(super) produces: &'static [&'static str],
-    /// Codes of responses except 401.
+    /// Status codes of responses. 401 is not listed here.
     pub(super) codes: &'static [u16],
-    /// Definition of the responses. Empty for a text.
+    /// Name of the definition of the responses. Empty if the response is text.
     pub(super) result: Cow<'a, str>,
     /// `x-kubernetes-group-version-kind`.
     pub(super) group_version_kind: Value,
@@ -90,7 +90,7 @@ struct Verb {
     name: &'static str,
     method: &'static str,
     action: &'static str,
-    /// Start of the operation's name.
+    /// Start of `operationId`.
     prefix: &'static str,
     parameters: &'static str,
     codes: &'static [u16],
@@ -117,7 +117,7 @@ const DELETE: Verb = verb(["delete", "delete", "delete", "delete"], "delete", &[
 struct Place<'a> {
     kind: &'a Resource,
     sub: Option<&'a Subresource>,
-    /// Definition of the bodies.
+    /// Name of the definition of the bodies.
     schema: &'a str,
     /// Whether the path covers all namespaces.
     is_everywhere: bool,
@@ -205,7 +205,7 @@ pub(super) fn of_server() -> Vec<PathItem<'static>> {
     ]
 }
 
-/// An operation that reads a document. Its name and tag are empty.
+/// An operation that reads a document. The caller sets the name and the tag.
 fn discovery(description: &str, result: &'static str) -> Operation<'static> {
     Operation {
         method: "get",
@@ -247,25 +247,25 @@ fn type_of(kind: &Resource, sub: Option<&Subresource>) -> Value {
     }
 }
 
-/// The words of a group's name: `rbac`, `authorization`.
+/// The words of a group's name. For `rbac.authorization.k8s.io`: `rbac`, `authorization`.
 fn words(group: &str) -> impl Iterator<Item = &str> {
     let group = if group.is_empty() { "core" } else { group };
     group.strip_suffix(".k8s.io").unwrap_or(group).split(['.', '-'])
 }
 
-/// A group in the names of operations: `RbacAuthorization`.
+/// The form of a group in the names of operations: `RbacAuthorization`.
 fn group_name(group: &str) -> String {
     words(group).map(capitalized).collect()
 }
 
-/// `rbacAuthorization`.
+/// The tag of a group: `rbacAuthorization`.
 fn group_tag(group: &str) -> String {
     let mut words = words(group);
     let first = words.next().unwrap_or_default().to_owned();
     words.fold(first, |tag, word| tag + &capitalized(word))
 }
 
-/// `rbacAuthorization_v1`.
+/// The tag of a group version: `rbacAuthorization_v1`.
 fn tag(group: &str, version: &str) -> String {
     format!("{}_{version}", group_tag(group))
 }
@@ -276,7 +276,7 @@ fn capitalized(word: &str) -> String {
     first.into_iter().chain(letters).collect()
 }
 
-/// The noun with its article. Plurals have none.
+/// The noun with its article `a` or `an`. A plural has no article.
 fn with_article(noun: &str) -> String {
     if noun.ends_with('s') && !noun.ends_with("ss") {
         return noun.to_owned();
@@ -288,14 +288,14 @@ fn with_article(noun: &str) -> String {
 // === impl Place ===
 
 impl<'a> Place<'a> {
-    /// A path with the operations of those verbs that are served.
+    /// A path with the operations of the verbs, as far as the kind has these verbs.
     fn item(self, path: String, verbs: &[Verb]) -> PathItem<'a> {
         let served = verbs.iter().filter(|verb| self.serves(verb));
         let operations = served.map(|verb| self.operation(verb)).collect();
         PathItem { path, kind: self.named(), operations }
     }
 
-    /// The paths of a subresource: its bodies are objects, a stream, or the text of a log.
+    /// The paths of a subresource. Its bodies are objects, streams, or the text of a log.
     fn of_subresource(self, sub: &'a Subresource, path: &str) -> Vec<PathItem<'a>> {
         if let Some(schema) = body_of(self.kind, sub) {
             let place = Place { schema, ..self };
@@ -326,7 +326,7 @@ impl<'a> Place<'a> {
         vec![of(path.to_owned(), "", STREAM_METHODS)]
     }
 
-    /// An operation of a stream, such as `exec`, without its parameters.
+    /// An operation of a stream, such as `exec`. The caller sets the parameters.
     fn connect(&self, method: &'static str, after: &str) -> Operation<'a> {
         let (kind, sub) = (&self.kind.kind, self.sub.map_or("", |sub| &*sub.name));
         Operation {
@@ -435,7 +435,8 @@ impl<'a> Place<'a> {
     }
 
     /// A unique name of the operation: `listAppsV1NamespacedDeployment`, `readAppsV1NamespacedDeploymentStatus`.
-    /// `before` and `after` are parts beside the kind. Source: `GetOperationIDAndTags` of `k8s.io/apiserver`.
+    /// `before` and `after` are inserted before and after the kind. Source: `GetOperationIDAndTags` of
+    /// `k8s.io/apiserver`.
     fn id(&self, prefix: &str, before: &str, after: &str) -> String {
         let kind = self.kind;
         let (group, version) = (group_name(&kind.group), capitalized(&kind.version));

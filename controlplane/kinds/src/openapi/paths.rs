@@ -9,9 +9,9 @@ use serde_json::{Map, Value, json};
 use super::DELETE_OPTIONS;
 use super::operation::{Operation, PathItem};
 
-/// Start of a reference in version 2.
+/// Start of a reference to a definition in version 2.
 pub(super) const V2: &str = "#/definitions/";
-/// Start of a reference in version 3.
+/// Start of a reference to a definition in version 3.
 pub(super) const V3: &str = "#/components/schemas/";
 
 /// Version of the OpenAPI specification.
@@ -24,12 +24,12 @@ pub(super) enum Form {
 /// The generated file about operations.
 #[derive(Default, serde::Deserialize)]
 pub(super) struct Operations<'a> {
-    /// Definitions that only documents need.
+    /// Further definitions for documents, such as those of lists. No kind refers to them.
     #[serde(borrow)]
     pub(super) definitions: HashMap<&'a str, &'a RawValue>,
-    /// Parameters in the form of version 2. A shared parameter has a hash in its key.
+    /// Parameters in the form of version 2, by key. The key of a shared parameter has a hash at its end.
     parameters: BTreeMap<String, Value>,
-    /// Keys of parameters by action, or by resource and subresource for streams.
+    /// Keys of parameters by action. For streams and logs, by resource and subresource.
     actions: HashMap<String, Vec<String>>,
 }
 
@@ -37,11 +37,11 @@ pub(super) struct Operations<'a> {
 
 impl<'a> Operations<'a> {
     pub(super) fn read(text: &'a str) -> Operations<'a> {
-        // No error is possible: the text is part of the program, and the unit tests read it.
+        // An error is not possible: the text is part of the program, and the unit tests read it.
         serde_json::from_str(text).unwrap_or_default()
     }
 
-    /// The parameters that the operations of version 2 refer to, as JSON text.
+    /// The shared parameters as JSON text. Operations of version 2 refer to them.
     pub(super) fn shared(&self) -> BTreeMap<String, Box<RawValue>> {
         let shared = self.parameters.iter().filter(|(key, _)| is_shared(key));
         shared.filter_map(|(key, parameter)| Some((key.clone(), to_raw_value(parameter).ok()?))).collect_map()
@@ -53,7 +53,7 @@ impl<'a> Operations<'a> {
         items.into_iter().filter_map(text).map(|(text, path)| (path, text)).collect()
     }
 
-    /// A path item. The parameters of all of its operations are parameters of the path.
+    /// A path item. Parameters that all its operations have are parameters of the path.
     fn item(&self, item: &PathItem<'_>, form: Form) -> Value {
         let keys: Vec<&[String]> = item.operations.iter().map(|one| self.keys(&one.parameters)).collect();
         let is_common = |key: &String| keys.iter().all(|list| list.contains(key));
@@ -78,7 +78,7 @@ impl<'a> Operations<'a> {
         self.actions.get(action).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The keys of the parameters that follow from a path.
+    /// The keys of the parameters that a path determines, such as `namespace` and `pretty`.
     fn keys_of_path(&self, item: &PathItem<'_>) -> Vec<&str> {
         let has_objects = item.operations.iter().any(|one| !matches!(one.action, "" | "connect"));
         let wanted = [
@@ -92,7 +92,7 @@ impl<'a> Operations<'a> {
             .collect()
     }
 
-    /// The key of the first parameter that has a property.
+    /// The key of the first parameter that `is_wanted` accepts.
     fn key(&self, is_wanted: impl Fn(&Value) -> bool) -> Option<&str> {
         self.parameters.iter().find(|(_, parameter)| is_wanted(parameter)).map(|(key, _)| key.as_str())
     }
@@ -138,7 +138,7 @@ impl<'a> Operations<'a> {
         members.into()
     }
 
-    /// The body as a parameter of version 2.
+    /// The body as a parameter of version 2. `name` is the definition of the body.
     fn body_parameter(&self, name: &str) -> Value {
         let schema = reference(name, Form::V2);
         match self.key(|one| one["schema"] == schema) {
@@ -148,7 +148,7 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// Only keys of shared parameters have a hash, which follows a hyphen.
+/// Whether operations of version 2 refer to a parameter. Only the keys of such parameters have a hyphen and a hash.
 fn is_shared(key: &str) -> bool {
     key.contains('-')
 }
@@ -169,7 +169,7 @@ fn name_parameter(kind: &str, form: Form) -> Value {
     if form == Form::V3 { with_schema(&parameter) } else { parameter }
 }
 
-/// A parameter in the form of version 3, where a schema has the type.
+/// A parameter in the form of version 3. In this version, the type is in the schema of the parameter.
 fn with_schema(parameter: &Value) -> Value {
     let (mut members, mut schema) = (Map::new(), Map::new());
     for (name, value) in parameter.as_object().into_iter().flatten() {

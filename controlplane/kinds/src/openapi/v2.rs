@@ -38,7 +38,8 @@ pub struct Document {
     security: Value,
 }
 
-/// The hash of the document of these resources. It changes if and only if the document changes.
+/// The hash of the document of these resources. A changed document has another hash. Another version of this program
+/// can have another hash for the same document.
 pub fn hash(set: &Resources) -> String {
     let mut hash = Fingerprint::new();
     for version in set.group_versions() {
@@ -47,7 +48,7 @@ pub fn hash(set: &Resources) -> String {
     hash.text()
 }
 
-/// The document of the built-in kinds. [`Document::add_custom`] adds the others.
+/// The document of the built-in kinds. [`Document::add_custom`] adds the custom resources.
 pub fn of_built_in(set: &Resources) -> Document {
     let texts = super::Texts::load();
     let all = Definitions::read(&texts);
@@ -67,7 +68,7 @@ pub fn of_built_in(set: &Resources) -> Document {
     document
 }
 
-/// The definitions of the served built-in kinds, and all definitions that are not those of kinds.
+/// The definitions of the served built-in kinds and of their lists, and the definitions that belong to no kind.
 fn definitions(set: &Resources, all: &Definitions<'_>) -> Section {
     let served = set.iter().filter(|kind| kind.is_built_in());
     let served: HashSet<&str> = served.map(|kind| &*kind.schema).collect();
@@ -93,8 +94,8 @@ impl Document {
         self.add(&Operations::read(&text), set.iter().filter(|kind| !kind.is_built_in()));
     }
 
-    /// Adds the paths of kinds, and the definitions that the kinds have themselves. Other definitions of the same name
-    /// stay.
+    /// Adds the paths of kinds. Also adds the definitions that kinds contain themselves, unless the document already has
+    /// a definition with the same name.
     fn add<'a>(&mut self, operations: &Operations<'_>, kinds: impl Iterator<Item = &'a Arc<Resource>>) {
         let typed = self.definitions.get(super::DELETE_OPTIONS);
         let typed: Option<Value> = typed.and_then(|text| serde_json::from_str(text.get()).ok());
@@ -114,13 +115,13 @@ impl Document {
     }
 }
 
-/// The members of a section as trees, one after the other.
+/// The members of a section as JSON values. Each is parsed when the iterator reaches it.
 fn trees(section: &Section) -> impl Iterator<Item = (&String, Value)> {
     section.iter().map(|(name, text)| (name, serde_json::from_str(text.get()).unwrap_or_default()))
 }
 
-/// A document as protobuf. It has only those paths that have a PATCH, and of these only the PATCH: kubectl reads no
-/// other operations.
+/// A document as protobuf. It has only the PATCH operations, and only the paths with a PATCH: kubectl reads no other
+/// operations.
 pub fn protobuf(document: &Document) -> Vec<u8> {
     let mut message = Message::default();
     message.bytes(1, document.swagger.as_bytes());

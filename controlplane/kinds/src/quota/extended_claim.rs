@@ -1,9 +1,10 @@
-//! Claims that the scheduler creates for the extended resources of a pod. The pod already counts for these resources,
-//! so the claim does not count for them again.
+//! ResourceClaims that the scheduler creates for the extended resources of a pod. Quotas already count these resources
+//! for the pod, so they must not count them again for the claim: the pod _pays_ for the claim.
 //!
-//! Source: `verifyOwner` in `pkg/quota/v1/evaluator/core/resource_claims.go`. Any user who creates claims can set the
-//! annotation and the owner. So the claim is compared with the pod. Upstream compares each request of the claim with the
-//! requests of single containers. This module compares the sums, and also the uid of the pod.
+//! Source: `verifyOwner` in `pkg/quota/v1/evaluator/core/resource_claims.go`. A user with the permission to create
+//! claims can set the annotation and the owner. So this module compares the claim with the pod. Upstream compares each
+//! request of the claim with the requests of single containers. This module compares the sums, and also the uid of the
+//! pod.
 
 use serde_json::Value;
 
@@ -22,17 +23,17 @@ pub struct ClaimOwner<'a> {
     pub request: &'a dyn Fn(&str) -> i128,
 }
 
-/// Name and uid of the pod for whose extended resources a claim was created, according to the claim.
+/// Name and uid of the pod, according to a claim for the extended resources of a pod. `None` for another claim.
 pub fn pod_of_claim(claim: &Value) -> Option<(&str, &str)> {
     let metadata = &claim["metadata"];
-    // With a second owner, the claim would stay after the deletion of the pod.
+    // A claim with a second owner would outlive the pod.
     let [owner] = metadata["ownerReferences"].as_array()?.as_slice() else { return None };
     let is_pod = owner["controller"] == true && owner["kind"] == "Pod" && owner["apiVersion"] == "v1";
     let is_marked = metadata["annotations"][ANNOTATION] == "true";
     (is_pod && is_marked).then_some((owner["name"].as_str()?, owner["uid"].as_str()?))
 }
 
-/// The usage of a claim for which its pod already counts. Empty if the claim is not the claim of the pod.
+/// The usage of a claim that a pod pays for. Empty if the claim does not belong to the pod.
 pub fn paid_by_pod(claim: &Value, pod: &ClaimOwner<'_>) -> Usage {
     let is_owner = pod_of_claim(claim).is_some_and(|(_, uid)| uid == pod.uid);
     let is_claim = pod.claim.is_none_or(|name| claim["metadata"]["name"] == name);
@@ -46,7 +47,7 @@ pub fn paid_by_pod(claim: &Value, pod: &ClaimOwner<'_>) -> Usage {
     paid.collect()
 }
 
-/// A usage without the part that a pod counts.
+/// A usage without the part that a pod pays for.
 pub fn without_paid(mut usage: Usage, paid: &Usage) -> Usage {
     for (name, paid) in paid {
         if let Some(amount) = usage.get_mut(name) {

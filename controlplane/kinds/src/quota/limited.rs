@@ -53,7 +53,7 @@ impl LimitedResource {
 }
 
 /// The reason why an object needs a quota that the namespace does not have. `None` if the quotas suffice. `quotas` has
-/// all quotas of the namespace. `usage` is the whole usage of the object.
+/// all quotas of the namespace. `usage` is the usage of the object that no pod pays for.
 pub fn uncovered<'a>(
     limited: &[LimitedResource],
     quotas: impl Iterator<Item = &'a Quota>,

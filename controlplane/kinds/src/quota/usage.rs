@@ -130,10 +130,10 @@ fn claim(usage: &mut Usage, claim: &Value) {
     }
 }
 
-/// Start of the names of quotas for the extended resources that device classes provide implicitly.
+/// Prefix of the quota names for the extended resources that device classes provide implicitly.
 const IMPLICIT: &str = "requests.deviceclass.resource.kubernetes.io/";
 
-/// The devices of a claim, as the extended resources that their classes provide implicitly.
+/// The usage of a claim for the extended resources that device classes provide implicitly.
 pub(super) fn implicit_devices(claim: &Value) -> Usage {
     let mut usage = Usage::new();
     devices(&mut usage, claim);
@@ -142,7 +142,7 @@ pub(super) fn implicit_devices(claim: &Value) -> Usage {
 }
 
 /// Adds the devices of a claim. They count by their class, and as the extended resource that the class provides
-/// implicitly. See `extended_claim.rs` for claims for the extended resources of a pod.
+/// implicitly. `extended_claim.rs` has the exception for claims for the extended resources of a pod.
 fn devices(usage: &mut Usage, claim: &Value) {
     for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {
         let exact = &request["exactly"];

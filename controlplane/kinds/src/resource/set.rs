@@ -45,7 +45,7 @@ pub struct GroupVersion {
 // === impl GroupVersion ===
 
 impl GroupVersion {
-    /// The hash of its OpenAPI v3 document. `None` until it is computed.
+    /// The hash of its OpenAPI v3 document. `None` until the hash is computed.
     pub fn openapi_hash(&self) -> Option<&str> {
         self.openapi_hash.get().map(String::as_str)
     }

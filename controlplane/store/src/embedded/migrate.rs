@@ -38,8 +38,8 @@ pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
 /// `engine` is the old store, and the caller must open the new store.
 ///
 /// # Errors
-/// A value of the key file is encrypted with an unknown key, or the copy cannot be written. The store is then
-/// unchanged. [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
+/// An entry under a prefix of the key file is encrypted with an unknown key, or the copy cannot be written. The store
+/// is then unchanged. [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
 pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
     let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy was left by a crash.

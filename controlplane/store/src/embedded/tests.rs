@@ -115,7 +115,7 @@ async fn an_unknown_key_of_an_entry_outside_the_key_file_does_not_prevent_the_st
     let modified = store.write(write).await.unwrap();
     store.write(put("/pods/n/a", Expect::Absent, "{}", Tier::Durable)).await.unwrap();
     drop(store);
-    // Without providers the value has an unknown provider, and with the provider it is damaged.
+    // Without a provider, the provider of the value is unknown. With the provider, the value is damaged.
     let with_service = with_absent_service(keys.path());
     let own_keys = Keys::load_or_create(&keys.path().join("keys")).unwrap();
     let without = Sealing { keys: own_keys, prefixes: vec!["/secrets/".to_owned()], encryption: None };

@@ -34,8 +34,8 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// First back-off between attempts to connect. It doubles with each attempt, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
-/// Duration for which a key management service is not called again after it has failed. Each call delays all later
-/// commits up to the timeout of the service.
+/// Maximum duration for which a key management service is not called again after it has failed. Each call can delay all
+/// later commits up to the timeout of the service.
 const SERVICE_PAUSE: Duration = Duration::from_secs(30);
 /// Interval of requests for progress while a reader waits.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
@@ -49,7 +49,7 @@ pub(super) struct Follower {
     events: mpsc::UnboundedSender<Event>,
     /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
-    /// Key management services that have failed, and the time until which they are not called.
+    /// Key management services that have failed. They are not called before `paused_until`.
     failed_services: FailedServices,
     paused_until: Instant,
 }
@@ -65,7 +65,7 @@ enum End {
     Failed(Error),
 }
 
-/// A change that was read from a response.
+/// A change in a response of etcd.
 enum Change {
     Commit(Commit),
     /// The new value cannot be decrypted.
@@ -263,7 +263,7 @@ impl Follower {
         let mut changes = changes.into_iter().peekable();
         while let Some(change) = changes.next() {
             let event = match change {
-                // This event does not complete its revision. A commit or a request for progress does.
+                // This event does not complete its revision. Only a commit or a progress event does.
                 Change::Unreadable(entry) => Event::Unreadable(entry),
                 Change::Commit(mut commit) => {
                     last = commit.revision;
@@ -282,7 +282,8 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes the services that have failed. After the pause, all services are called again.
+    /// Takes the services that have failed. At the end of a pause the result is empty, so all services are called
+    /// again, and the next pause begins.
     fn failed_services(&mut self) -> FailedServices {
         let now = Instant::now();
         if now >= self.paused_until {
@@ -300,7 +301,7 @@ impl Follower {
         self.events.send(Event::Progress(revision)).map_err(|_closed| End::Unused)
     }
 
-    /// The change of an event. `None` if the event is not about a key of this store.
+    /// The change of an event. `None` if the key of the event does not belong to this store.
     fn change(&self, failed: &mut FailedServices, event: api::Event) -> Option<Change> {
         let is_deletion = event.r#type() == EventType::Delete;
         let kv = event.kv?;
@@ -336,7 +337,7 @@ impl Follower {
             revision = page.revision,
             "the watch of etcd missed compacted commits"
         );
-        // Only the first error is logged: there may be many thousands.
+        // Only the first error is logged, because there may be thousands of errors.
         if let Some(Unreadable { key, error, .. }) = unreadable.first() {
             let cause = std::error::Error::source(error).map(ToString::to_string);
             let values = unreadable.len();
@@ -458,7 +459,7 @@ mod tests {
         let (mut first, mut events) = follower(with_absent_service(directory.path()));
         assert!(first.receive(response(2)).is_ok());
         assert_eq!(service(events.recv().await).as_deref(), Some("p"));
-        // This codec has no service, so the second error is from the first call.
+        // This codec has no service, so an error of the service can only come from the kept failure.
         let keys = SealingKeys::load_or_create(&directory.path().join("keys")).unwrap();
         let sealing = Sealing { keys, prefixes: Vec::new(), encryption: None };
         let (mut second, mut events) = follower(sealing);

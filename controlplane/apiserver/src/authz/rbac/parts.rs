@@ -1,4 +1,5 @@
-//! A map in parts. A copy of the map shares all parts. A change of a shared map copies only the part of its key.
+//! A map in parts. A clone of the map shares all parts. A change of a shared map copies only the part of the changed
+//! key.
 
 use std::{
     borrow::Borrow,
@@ -9,10 +10,10 @@ use std::{
 
 const PARTS: usize = 64;
 
-/// A map whose copies are cheap.
+/// A map that is cheap to clone.
 #[derive(Clone)]
 pub(super) struct Parts<K, V> {
-    /// Random, so that no user can choose names of one part.
+    /// Randomly seeded, so that a user cannot choose names that all belong to one part.
     hasher: RandomState,
     parts: Box<[Arc<HashMap<K, V>>]>,
 }
@@ -34,7 +35,7 @@ impl<K: Eq + Hash + Clone, V: Clone> Parts<K, V> {
         self.parts[self.place(key)].get(key)
     }
 
-    /// The part that has the key, or to which the key can be added. Copied if another copy of the map shares the part.
+    /// The part to which the key belongs. If another clone of the map shares the part, the part is copied first.
     pub(super) fn part_mut<Q: Hash + ?Sized>(&mut self, key: &Q) -> &mut HashMap<K, V>
     where
         K: Borrow<Q>,

@@ -1,4 +1,4 @@
-//! The load of a collection, and the objects of a loaded collection that cannot be decrypted.
+//! Loading of a collection, and single objects of a loaded collection that cannot be decrypted.
 
 use std::{
     ops::Bound,
@@ -45,8 +45,8 @@ impl Collection {
         }
     }
 
-    /// Records that the newest state of an object cannot be decrypted. The former state stays visible. Does nothing
-    /// while the objects cannot be loaded: a later list contains this object.
+    /// Marks an object whose newest state cannot be decrypted. The former state stays visible. Does nothing while the
+    /// collection waits to be loaded: the later list contains this object.
     pub(in crate::cache) fn mark_unreadable(&mut self, entry: UnreadableEntry) {
         let is_newer = self.unreadable.get(&entry.key).is_none_or(|known| known.modified < entry.modified);
         if !self.is_closed && !matches!(self.loading, Loading::Waiting) && is_newer {
@@ -54,7 +54,7 @@ impl Collection {
         }
     }
 
-    /// Forgets that the state of an object at a revision or before cannot be decrypted.
+    /// Removes the mark of an unreadable object, if the unreadable state is not newer than `revision`.
     pub(in crate::cache) fn forget_unreadable(&mut self, key: &str, revision: u64) {
         if self.unreadable.get(key).is_some_and(|known| known.modified <= revision) {
             self.unreadable.remove(key);
@@ -95,8 +95,8 @@ impl Collection {
         self.unreadable.get(key).map_or(Ok(()), |entry| Err(self.undecryptable(entry)))
     }
 
-    /// The reason why the newest state of an object cannot be decrypted. `None` if it can be decrypted, or if the object
-    /// does not exist.
+    /// The reason why the newest state of an object cannot be decrypted. `None` if it can be decrypted, or if the
+    /// object is absent.
     pub(in crate::cache) fn cause(&self, key: &str) -> Option<&'static str> {
         self.unreadable.get(key).map(cause_of)
     }
@@ -106,8 +106,8 @@ impl Collection {
         self.unreadable.len()
     }
 
-    /// The error of a list with objects under a prefix that cannot be decrypted. It names these objects, so that an
-    /// unsafe deletion can remove them.
+    /// The error of a list if objects under a prefix cannot be decrypted. It names these objects, so that an
+    /// administrator can remove them with unsafe deletions.
     pub(crate) fn store_read_error(&self, prefix: &str) -> ApiError {
         let unknown = self.unreadable_under(prefix).filter(|(key, _)| !self.objects.contains_key(*key));
         let causes = unknown.map(|(key, entry)| (&**key, cause_of(entry)));
@@ -126,13 +126,14 @@ impl Collection {
         ApiError::undecryptable(&self.kind.qualified_resource(), cause_of(entry))
     }
 
-    /// Applies the states of objects that could not be decrypted before. For watches the changes are at the revision
-    /// `at`, which no watch has reached yet. The objects keep their own revisions, which are lower. All changes of one
-    /// revision must come in one call: a list between two calls would return this revision without the later changes,
-    /// and a watch that starts after the list would miss them.
+    /// Applies the states of objects that could not be decrypted before. Watches get the changes at the revision `at`,
+    /// which no watch has reached yet. The objects keep their own revisions, which are lower.
+    ///
+    /// All changes of one revision must come in one call. A list between two calls would return this revision without
+    /// the changes of the second call. A watch that starts after this list would then miss these changes.
     pub(in crate::cache) fn apply_late(&mut self, entries: &[Entry], at: u64) -> Vec<Change> {
-        // At an earlier revision than the list of the objects, a watch that starts after the list would miss the
-        // changes. The next attempt has a later revision.
+        // The collection was loaded at a later revision. A watch from that revision would miss the changes. The next
+        // attempt has a later revision.
         if !matches!(self.loading, Loading::Done) || at <= self.compacted {
             return Vec::new();
         }
@@ -150,7 +151,7 @@ impl Collection {
         }
         if !changes.is_empty() {
             self.remove_old_changes(now);
-            // The last event of a watch has a lower revision than the watch has reached.
+            // The events have lower revisions than `at`. The bookmark tells clients that they have reached `at`.
             self.watchers.send_bookmark_to_all(at);
         }
         changes

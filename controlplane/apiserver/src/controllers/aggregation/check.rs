@@ -1,4 +1,4 @@
-//! Checks of an aggregated server, and the condition `Available` of its APIService. Source:
+//! The check of an aggregated server, and the condition `Available` of its APIService. Source:
 //! `AvailableConditionController` of `kube-aggregator/pkg/controllers/status/remote`.
 
 use std::{sync::Arc, time::Duration};
@@ -23,11 +23,11 @@ use crate::{
     write::{self, Part},
 };
 
-/// Maximum duration of an attempt, and of the read of its response, as upstream.
+/// Maximum duration of an attempt, as upstream. It is also the maximum duration of the read of each document.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(5);
-/// Attempts of a check, as upstream. One success is enough: one of several endpoints may be broken.
+/// Attempts of a check, as upstream. One success is enough, because some of the endpoints may be broken.
 const ATTEMPTS: usize = 5;
-/// Delay of the other attempts while the first one has neither succeeded nor failed. Upstream begins all at once.
+/// Time after which the other attempts begin if the first attempt is still running. Upstream begins all at once.
 const FIRST_ATTEMPT: Duration = Duration::from_secs(1);
 const FAILED_DISCOVERY: &str = "FailedDiscoveryCheck";
 /// The reasons why an API service is not available.
@@ -37,7 +37,7 @@ pub(super) const REASONS: [&str; 5] =
 /// The outcome of a check.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Checked {
-    /// The server responds, or its service is not ready. A change of the service causes the next check.
+    /// The server responds, or its service is not ready. No retry is needed before the regular interval.
     Done,
     /// The server does not respond, or the condition could not be written. The next check follows soon.
     Failed,
@@ -79,8 +79,8 @@ pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<R
     if obstacle == Some(FAILED_DISCOVERY) { Checked::Failed } else { Checked::Done }
 }
 
-/// Requests the APIResourceList. As upstream, a response with a successful status is enough. `None` if the resources
-/// cannot be read.
+/// Requests the APIResourceList. As upstream, a response with a successful status is enough for an available server.
+/// `None` if the server is available, but its resources cannot be read.
 async fn discover(
     forwarder: &Forwarder,
     remote: &Remote,
@@ -95,9 +95,9 @@ async fn discover(
     Ok(found.ok())
 }
 
-/// The resources of the aggregated document of the server. As upstream, those of the APIResourceList, if the server
-/// does not have the document. Unlike upstream, also if the document cannot be read, or does not have the group version:
-/// some servers of metrics do not add their group to it.
+/// The resources of a server, from its aggregated document if possible. As upstream, they come from the APIResourceList
+/// if the server lacks the document. Unlike upstream, they also come from the list if the document cannot be read or
+/// lacks the group version. Some metrics servers do not add their group to the document.
 async fn resources(
     forwarder: &Forwarder,
     remote: &Remote,
@@ -117,7 +117,8 @@ async fn attempt(forwarder: &Forwarder, remote: &Remote) -> std::result::Result<
     tokio::time::timeout(CHECK_TIMEOUT, forwarder.probe(remote)).await.unwrap_or_else(late)
 }
 
-/// The first success of several attempts, or the last error. If the first attempt succeeds soon, it is the only one.
+/// The first success of [`ATTEMPTS`] attempts, or the last error. If the first attempt succeeds within
+/// [`FIRST_ATTEMPT`], it is the only attempt.
 async fn first_success<T, F>(attempt: impl Fn() -> F) -> std::result::Result<T, String>
 where
     F: Future<Output = std::result::Result<T, String>>,
@@ -140,7 +141,7 @@ where
     Err(last)
 }
 
-/// The reason and the message why the service of another server is not available. `None` if it is available.
+/// Checks the service of an aggregated server. Returns the reason and the message if it is not available.
 fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
     let services = by_resource("", "v1", "services")?;
     let reference = remote.service();
@@ -190,8 +191,8 @@ fn condition(status: &str, reason: &str, message: &str) -> Value {
     json!({"type": "Available", "status": status, "reason": reason, "message": message})
 }
 
-/// Writes the condition of an APIService, if it has changed. Nothing is written if the APIService does not exist any
-/// more, or names another service meanwhile.
+/// Writes the condition of an APIService, if the condition has changed. Does nothing if the APIService was deleted or
+/// refers to another service meanwhile.
 pub(super) async fn write(
     state: &Arc<State>,
     kind: &Arc<Resource>,

@@ -1,5 +1,5 @@
-//! The worker of one APIService with a service: watches the Service and its EndpointSlices, and checks the server after
-//! each change, and periodically.
+//! The worker of one APIService with a service. It watches the Service and its EndpointSlices. It checks the server
+//! after each change, and periodically.
 
 use std::{
     sync::{Arc, Weak},
@@ -23,9 +23,10 @@ use crate::{
     state::State,
 };
 
-/// Time between two checks without a change, as upstream. It finds servers that cannot be reached any more.
+/// Time between two checks without a change, as upstream. Such a check detects that a server cannot be reached any
+/// more.
 const CHECK_INTERVAL: Duration = Duration::from_secs(30);
-/// Delay of the first check after the server did not respond. The delay doubles up to [`CHECK_INTERVAL`].
+/// First delay after a failed check. The delay doubles with each failure, up to [`CHECK_INTERVAL`].
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 
 /// The changes of a Service and of its EndpointSlices.
@@ -49,16 +50,17 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>, mut remotes: wa
     }
 }
 
-/// Checks a server, again after each change of its service, and periodically. Returns when the API server ends.
+/// Checks a server at once, after each change of its service, and periodically. Returns when the API server ends.
 async fn follow(state: &Weak<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
     let mut backoff = Backoff::new(FIRST_RETRY, CHECK_INTERVAL);
     loop {
-        // The watch begins before the check, so that it has each change that the check does not see.
+        // The watch begins before the check, so that it reports each change that the check misses.
         let Some(strong) = state.upgrade().filter(|state| !state.shutdown.is_cancelled()) else { return };
         let watched = ServiceChanges::watch(&strong.cache, remote.service());
         drop(strong);
         let Ok(mut changes) = watched else {
-            // The stored Services cannot be decrypted yet. An absent Service has no meaning until then.
+            // The stored Services cannot be decrypted yet. Until then the cache does not show whether the Service
+            // exists.
             tokio::time::sleep(CHECK_INTERVAL).await;
             continue;
         };
@@ -88,7 +90,8 @@ impl ServiceChanges {
         let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
         let slices =
             by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-        // An invalid name has no Service and no slices. Then all changes in the namespace cause a check.
+        // A selector cannot contain an invalid name. Then all changes in the namespace cause a check. It finds no
+        // Service.
         let labels = LabelSelector::parse(&format!("kubernetes.io/service-name={name}")).unwrap_or_default();
         let fields = FieldSelector::parse(services, &format!("metadata.name={name}")).unwrap_or_default();
         let service = Scope { prefix: prefix_of(services, namespace), fields, ..Scope::default() };

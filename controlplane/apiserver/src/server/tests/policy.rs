@@ -219,7 +219,7 @@ async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
     bind(&server, "mutating", "b", json!({})).await;
     let excluded = server.post(MAPS, map("skip", json!({}))).await;
     assert_eq!((excluded.code, &excluded.body["metadata"]["labels"]), (201, &Value::Null));
-    // The name of the new object is another one, for example `skipx7f2d`.
+    // The generated name differs from the excluded name: for example `skipx7f2d`.
     let generated = server.post(MAPS, json!({"metadata": {"generateName": "skip"}})).await;
     assert_eq!((generated.code, &generated.body["metadata"]["labels"]), (201, &json!({"a": "b"})));
 }

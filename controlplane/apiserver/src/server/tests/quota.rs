@@ -155,7 +155,7 @@ async fn a_claim_is_charged_unless_its_pod_requests_the_devices() {
     assert_eq!(server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 0})).await.code, 200);
     requesting["metadata"]["name"] = "q".into();
     assert_eq!(server.post(PODS, requesting).await.code, 403, "the claim counts without its pod");
-    // The deletion subtracts what the ledger has added.
+    // The deletion subtracts the amount that the ledger has added.
     assert_eq!(server.delete(&format!("{claims}/own"), json!({})).await.code, 200);
     server.until_used("q", limited, "0").await;
 }

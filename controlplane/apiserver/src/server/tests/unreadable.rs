@@ -86,7 +86,7 @@ impl Store for Encrypted {
     }
 
     fn write(&self, write: Write) -> Outcome<'_, u64> {
-        // If a single object is unreadable, a client may try to create it again.
+        // A client may try to create an object whose stored entry is unreadable.
         let is_new = write.expect == Expect::Absent && !self.prefix.ends_with('/');
         let is_deletion = self.allows_deletions && write.value.is_none();
         assert!(
@@ -389,7 +389,7 @@ async fn an_unsafe_deletion_needs_a_right_of_its_own_and_removes_only_unreadable
         let annotation = &event["annotations"]["apiserver.k8s.io/unsafe-delete-ignore-read-error"];
         event["verb"] == "delete" && *annotation == ""
     };
-    // One request of bob and one of the administrator. The options of the other requests are without the option, or
+    // One request of bob and one of the administrator. The other requests lack the option, or their options are
     // invalid.
     assert_eq!(events.iter().filter(|event| is_annotated(event)).count(), 2);
 }

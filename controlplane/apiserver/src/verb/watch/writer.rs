@@ -63,8 +63,8 @@ impl Writer {
         }
     }
 
-    /// The writer of a watch with initial events: the start of the watch, and the histogram of the durations until these
-    /// events are sent.
+    /// Sets the start of the watch, and the histogram of the durations until the initial events are sent. `None`
+    /// without initial events.
     pub(super) fn with_initial(self, initial: Option<(Instant, Histogram)>) -> Self {
         Self { initial, ..self }
     }
@@ -73,7 +73,7 @@ impl Writer {
         self.form
     }
 
-    /// Counts an event of this number of bytes.
+    /// Counts a sent event with this number of bytes.
     pub(super) fn sent(&self, bytes: usize) {
         self.counts.sent(bytes);
     }
