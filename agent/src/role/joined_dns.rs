@@ -1,9 +1,9 @@
 //! The address of cluster DNS in the cluster that a node has joined.
 //!
-//! The cluster decides the range of service addresses, and a node does not know this range. Our control plane reserves
-//! the address of cluster DNS by the Service `kube-dns`, which has no selector: the node serves DNS at this address. With
-//! a selector, pods such as those of CoreDNS serve DNS, and the node does not. Without this Service, a node without a
-//! configured address serves DNS at the address of its own default range.
+//! The cluster decides the range of service addresses, and a node does not know this range. So the node reads the
+//! address from the Service `kube-dns`. Coracle's control plane creates this Service without a selector: the node
+//! serves DNS at its address. If the Service has a selector, pods serve DNS, for example CoreDNS, and the node does
+//! not. Without this Service, a node without a configured address serves DNS at the address of its own service range.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -33,8 +33,8 @@ struct JoinedDns {
     is_served_by_pods: bool,
 }
 
-/// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
-/// next starts, because running pods keep the address, and because the API server may be unreachable then.
+/// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores the addresses
+/// for its next starts: running pods keep the address, and the API server may be unreachable.
 pub(super) async fn learn(node: &mut Node, client: &Client) {
     if !node.dns.is_address_derived() {
         return;
@@ -48,7 +48,7 @@ pub(super) async fn learn(node: &mut Node, client: &Client) {
     }
 }
 
-/// What the record says, else the Service. `None` if neither exists.
+/// Cluster DNS from the record, or from the Service if there is no valid record. `None` if neither has an address.
 async fn stored_or_asked(record: &Path, client: &Client) -> Option<JoinedDns> {
     let stored = coracle_agent::read_text(record, RECORD_MAX).ok();
     if let Some(dns) = stored.and_then(|text| parse(&text)) {
@@ -78,7 +78,8 @@ fn store(record: &Path, dns: &JoinedDns) {
     }
 }
 
-/// Reads the text of a record: an address a line, and [`BY_PODS`]. `None` if there is no address, or another line.
+/// Parses a record. Each line has an address; the last line may be [`BY_PODS`]. `None` if the text has another line, or
+/// no address.
 fn parse(text: &str) -> Option<JoinedDns> {
     let (addresses, is_served_by_pods) =
         match text.strip_suffix("\n").and_then(|text| text.strip_suffix(BY_PODS)) {
