@@ -1,12 +1,12 @@
 //! Handlers of the kubelet API that can be switched off.
 
-/// Which handlers of the kubelet API respond. The names are those of KubeletConfiguration.
+/// Enabled handlers of the kubelet API. Each field names its setting of KubeletConfiguration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ApiHandlers {
-    /// Logs of containers and of the node, exec, attach, port-forward, checkpoints and settings:
-    /// `enableDebuggingHandlers`.
+    /// `enableDebuggingHandlers`: logs of containers and of the node, exec, attach, port-forward, running pods,
+    /// checkpoints, `/configz`, `/statusz` and `/flagz`.
     pub debugging: bool,
-    /// Logs of the node: `enableSystemLogHandler`.
+    /// `enableSystemLogHandler`: logs of the node.
     pub system_log: bool,
 }
 

@@ -60,7 +60,7 @@ pub struct CgroupConfig {
     pub memory: i64,
     /// Maximum processes of one pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
-    /// Processes that all pods together leave free.
+    /// Number of reserved processes. All pods together leave this number free.
     pub reserved_pids: i64,
 }
 
@@ -308,8 +308,8 @@ fn pids_of_all_pods(reserved: i64) -> Option<i64> {
     Some(pids_for_pods(read("pid_max")?.min(read("threads-max")?), reserved))
 }
 
-/// Nine tenths of the machine's maximum, or less if more processes are reserved. At least 1, because the kernel refuses a
-/// negative limit.
+/// Maximum processes of all pods together: nine tenths of the machine's maximum. If more than one tenth is reserved,
+/// the limit is the maximum without the reserved number. At least 1, because the kernel refuses a negative limit.
 fn pids_for_pods(most: i64, reserved: i64) -> i64 {
     (most - most / 10).min(most.saturating_sub(reserved)).max(1)
 }

@@ -74,7 +74,7 @@ struct State {
     digests: HashMap<Key, [u8; 32]>,
     due: BTreeMap<Key, Arc<Change>>,
     owners: Owners,
-    /// Whether a caller waits for a due change, which therefore must not be collected.
+    /// Whether a caller waits for a due change. The writer then does not wait for further changes.
     is_awaited: bool,
     /// A record of a pod could not be read, so the other records that the pod needs are not known.
     is_pod_unread: bool,

@@ -85,7 +85,7 @@ pub struct AgentConfig {
     pub node_taints: Vec<Taint>,
     /// The machine's id at its cloud provider, for the Node object at its creation.
     pub provider_id: Option<String>,
-    /// What the node reports to the API server.
+    /// Settings of the node's reports to the API server.
     pub reports: NodeReports,
     /// Lease duration in seconds. The agent renews the lease every quarter of that time.
     pub lease_seconds: u16,
@@ -111,7 +111,7 @@ pub struct AgentConfig {
     pub client_ca: Option<PathBuf>,
     /// TLS versions and cipher suites of the kubelet API.
     pub tls: TlsOptions,
-    /// The handlers of the kubelet API that respond.
+    /// Enabled handlers of the kubelet API.
     pub handlers: ApiHandlers,
     /// Configuration of the overlay. None means no overlay.
     pub overlay: Option<OverlayConfig>,

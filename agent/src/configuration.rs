@@ -70,7 +70,7 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
     shown
 }
 
-/// Adds the garbage collection of images, and their verification.
+/// Adds the settings of image garbage collection and of image verification.
 fn add_images(config: &AgentConfig, shown: &mut Value) {
     let seconds = |time: Duration| json!(format!("{}s", time.as_secs()));
     let policy = &config.image_gc;
@@ -126,7 +126,7 @@ fn rotates(identity: &Identity) -> bool {
     matches!(identity, Identity::Joined(_))
 }
 
-/// Adds a rate limit by the names of its two fields.
+/// Adds a rate limit under the names of its two fields. As in the kubelet, 0 requests per second means no limit.
 fn add_rate(shown: &mut Value, [per_second, burst]: [&str; 2], rate: Option<RequestRate>) {
     shown[per_second] = json!(rate.map_or(0, |rate| rate.per_second.get()));
     if let Some(rate) = rate {

@@ -16,7 +16,7 @@ pub fn devices(data: &[u8]) {
     crate::device_plugins::fuzz_list(data);
 }
 
-/// The `Location` of a container's response to a probe.
+/// The header `Location` of a container's response to a probe.
 pub fn redirect(data: &[u8]) {
     crate::pod::fuzz_redirect(data);
 }

@@ -1,7 +1,7 @@
 //! The watch of namespaces, which cluster DNS and network policies share.
 //!
-//! The watch has no state of its own. A new follower begins another list, which all followers receive. So no labels are
-//! kept for followers that do not read them.
+//! The watch stores no namespaces. For a new follower, the watch lists the namespaces again, and all followers receive
+//! this list. So the agent holds the labels of namespaces only in followers that use them.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -15,19 +15,19 @@ use tokio::task::JoinSet;
 
 /// A namespace without its content.
 pub(crate) type Metadata = PartialObjectMeta<Namespace>;
-/// An event of the watch, or why a request failed.
+/// An event of the watch, or the error of a failed request.
 pub(crate) type NamespaceEvent = Result<Event<Metadata>, Arc<Error>>;
 
-/// How a follower depends on the namespaces.
+/// How a follower depends on namespaces. The need decides when a failed request is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
-    /// The follower works without them. After a refusal, the watch is retried every five minutes.
+    /// The follower works without namespaces. After a refusal, the watch is retried every five minutes.
     Optional,
-    /// Pods wait for them. A refused request is repeated within seconds.
+    /// Pods wait for namespaces. A refused request is repeated within seconds.
     Required,
 }
 
-/// The watch of namespaces, while it has followers. Cheap to clone.
+/// The shared watch of namespaces. It sends requests only for followers. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct NamespaceWatch {
     shared: Arc<Shared>,
@@ -64,8 +64,8 @@ impl NamespaceWatch {
         Self { shared: Arc::new(Shared { client, followers: Arc::default(), task: Mutex::default() }) }
     }
 
-    /// The events of all namespaces, from the beginning of a list. Another `Init` follows if another follower begins a
-    /// list. To be called in a runtime of tokio.
+    /// Adds a follower. The stream begins with a list of all namespaces. When another follower is added, the stream
+    /// repeats the list from `Init`. The caller must be in a Tokio runtime.
     pub(crate) fn follow(&self, need: Need) -> BoxStream<'static, NamespaceEvent> {
         let (events, mut received) = mpsc::unbounded_channel();
         // The lock is held until the new task exists, so that tasks start in the order of their numbers.
@@ -94,7 +94,8 @@ impl Followers {
         is_served.then_some(if is_required { Need::Required } else { Need::Optional })
     }
 
-    /// Sends an event of a task to all followers. Returns their need, as [`need`](Self::need).
+    /// Sends an event of a task to all followers. Returns the result of [`need`](Self::need). If it is `None`, the
+    /// event is not sent.
     fn send(&mut self, task: u64, event: &NamespaceEvent) -> Option<Need> {
         let need = self.need(task)?;
         for follower in &self.all {
@@ -105,7 +106,7 @@ impl Followers {
     }
 }
 
-/// Watches namespaces until there is a newer task, or until an event after the end of the last follower.
+/// Watches namespaces. Ends when a newer task exists, or at the first event after the end of the last follower.
 async fn run(client: Client, followers: Arc<Mutex<Followers>>, number: u64) {
     loop {
         let Some(need) = lock(&followers).need(number) else { return };
@@ -117,7 +118,7 @@ async fn run(client: Client, followers: Arc<Mutex<Followers>>, number: u64) {
         while let Some(event) = events.next().await {
             let event = event.map_err(Arc::new);
             let Some(now) = lock(&followers).send(number, &event) else { return };
-            // After a failure, the need decides when the request is repeated.
+            // The need has changed, and it decides when the failed request is repeated. So the watch begins again.
             if event.is_err() && now != need {
                 break;
             }

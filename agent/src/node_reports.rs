@@ -1,8 +1,8 @@
-//! Settings of what the node reports to the API server.
+//! Settings of the node's reports to the API server.
 
 use crate::request_rate::RequestRate;
 
-/// Settings of what the node reports to the API server. The names are those of the kubelet's settings.
+/// Settings of the node's reports to the API server. Each field names the kubelet's setting.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeReports {
     /// Maximum images in the status of the Node object: `nodeStatusMaxImages`. None means no limit.

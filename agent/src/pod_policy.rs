@@ -1,4 +1,4 @@
-//! Settings of the node that apply to all pods. Pure, except the limit of pulls.
+//! Settings of the node that apply to all pods. Pure, except the limits of pulls.
 
 use std::num::NonZero;
 use std::str::FromStr;
@@ -16,16 +16,16 @@ const SYSCTL_FORM: &str =
 const NOT_NAMESPACED: &str =
     "the sysctl has no namespace; use kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* or net.*";
 
-/// Settings of the node that apply to all pods. The names are those of KubeletConfiguration.
+/// Settings of the node that apply to all pods. Each field names its setting of KubeletConfiguration.
 #[derive(Clone, Debug)]
 pub struct PodPolicy {
     /// Whether containers without a seccomp profile have the runtime's default profile: `seccompDefault`.
     pub seccomp_default: bool,
-    /// Sysctls beyond the safe ones that pods may set: `allowedUnsafeSysctls`.
+    /// Unsafe sysctls that pods may set: `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<AllowedSysctl>,
     /// Whether CPU limits are enforced by quotas: `cpuCFSQuota`.
     pub cpu_quota: bool,
-    /// Limit of image pulls at the same time: `serializeImagePulls` and `maxParallelImagePulls`.
+    /// Limit of concurrent image pulls: `serializeImagePulls` and `maxParallelImagePulls`.
     pub pull_slots: PullSlots,
     /// Maximum rate of image pulls: `registryPullQPS` and `registryBurst`. A pull above it fails.
     pub pull_rate: RateLimit,
@@ -33,7 +33,7 @@ pub struct PodPolicy {
     pub max_restart_wait: Duration,
 }
 
-/// An entry of `allowedUnsafeSysctls`, with dots as separators: the name of a sysctl, or the start of names and `*`.
+/// An entry of `allowedUnsafeSysctls`, with dots as separators: the name of a sysctl, or a prefix of names and `*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedSysctl(String);
 
@@ -44,7 +44,7 @@ pub(crate) enum SysctlNamespace {
     Network,
 }
 
-/// Limits how many images are pulled at the same time. Clones share the limit.
+/// Limit of concurrent image pulls. Clones share the limit.
 #[derive(Clone, Debug, Default)]
 pub struct PullSlots {
     limit: Option<NonZero<u32>>,
@@ -61,7 +61,7 @@ impl AllowedSysctl {
 
     /// Whether a pod may set the sysctl with this name, which has dots as separators.
     pub(crate) fn permits(&self, name: &str) -> bool {
-        // A part without letters could lead out of the namespace's directory in /proc/sys.
+        // An empty part, as in `a..b`, could lead out of the namespace's directory in /proc/sys.
         let is_inside = name.split(['.', '/']).all(|part| !part.is_empty());
         is_inside
             && match self.0.strip_suffix('*') {
@@ -74,7 +74,7 @@ impl AllowedSysctl {
 impl FromStr for AllowedSysctl {
     type Err = String;
 
-    /// Refuses a sysctl that belongs to the whole machine, as `NewAllowlist` of upstream's `pkg/kubelet/sysctl`.
+    /// Refuses a sysctl without a namespace, as `NewAllowlist` of upstream's `pkg/kubelet/sysctl`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let start = text.strip_suffix('*').unwrap_or(text);
         let is_plain =
@@ -93,7 +93,7 @@ impl FromStr for AllowedSysctl {
 // === impl SysctlNamespace ===
 
 impl SysctlNamespace {
-    /// The namespace of a sysctl, or of all sysctls whose names start so. `None` for those of the whole machine. Source:
+    /// The namespace of a sysctl, or of all sysctls with a prefix. `None` for sysctls without a namespace. Source:
     /// `NamespacedBy` of upstream's `component-helpers/node/util/sysctl`.
     pub(crate) fn of(name: &str) -> Option<Self> {
         let starts = |starts: &[&str]| starts.iter().any(|start| name.starts_with(start));
@@ -104,7 +104,8 @@ impl SysctlNamespace {
     }
 }
 
-/// Normalizes the name of a sysctl to dots as separators. Names with slashes are accepted.
+/// Converts the name of a sysctl to dots as separators. In a name whose first separator is a slash, slashes and dots
+/// are swapped.
 pub(crate) fn with_dots(name: &str) -> String {
     let slash_first = name.find('/').is_some_and(|slash| name.find('.').is_none_or(|dot| slash < dot));
     if !slash_first {
@@ -136,7 +137,7 @@ impl PullSlots {
     }
 
     /// Waits until fewer pulls than the limit run. Pulls start in the order of their calls. The pull counts until the
-    /// returned value is dropped.
+    /// returned permit is dropped. `None` without a limit.
     pub(crate) async fn take(&self) -> Option<OwnedSemaphorePermit> {
         // The semaphore is never closed.
         Arc::clone(self.slots.as_ref()?).acquire_owned().await.ok()

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::time::Instant;
 
-/// A number of requests per second, and a number at once.
+/// Maximum requests per second, and maximum requests at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestRate {
     /// Requests per second on average.

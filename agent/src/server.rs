@@ -247,7 +247,7 @@ async fn respond_to(
     }
 }
 
-/// Status and text of the response to a request whose handler is switched off, as upstream.
+/// Status and text of the response if the handler of the request is disabled, as upstream. None if it is enabled.
 fn disabled(handlers: ApiHandlers, route: &Route) -> Option<(StatusCode, &'static str)> {
     if !handlers.debugging && route.is_for_debugging() {
         return Some((StatusCode::METHOD_NOT_ALLOWED, "Debug endpoints are disabled.\n"));

@@ -246,7 +246,7 @@ impl Settings {
         tables.flatten().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
     }
 
-    /// The socket of the container runtime that runs the pods. `None`: the built-in one.
+    /// The socket of the container runtime that runs the pods. `None` for the built-in runtime.
     pub(crate) fn container_runtime_endpoint(&self) -> Option<&str> {
         self.container_runtime_endpoint.as_deref()
     }
@@ -296,7 +296,7 @@ pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The environment, and the files that `flags` or the environment name.
+/// Reads the environment and the configuration files. Flags or the environment name the files.
 fn sources<T: Table>(flags: &Flags<T>) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(std::env::vars_os());
     let named = |name: &str| {
@@ -309,7 +309,7 @@ fn sources<T: Table>(flags: &Flags<T>) -> anyhow::Result<Sources> {
     Ok(sources)
 }
 
-/// Reads TOML, or the kubelet's YAML and the files that are merged into it.
+/// Reads a TOML file, or the kubelet's YAML and the files that are merged into it.
 fn read(config: Option<&Path>, config_dir: Option<&Path>) -> anyhow::Result<File> {
     if let Some(path) = config.filter(|path| !is_of_kubelet(path)) {
         anyhow::ensure!(

@@ -4,7 +4,7 @@ use rustls::crypto::CryptoProvider;
 use rustls::version::TLS13;
 use rustls::{ALL_VERSIONS, SupportedProtocolVersion};
 
-/// TLS versions and cipher suites of a server. The default has all that the library supports.
+/// TLS versions and cipher suites of a server. The default allows all versions and suites of the TLS library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TlsOptions {
     /// Whether TLS 1.2 is refused.
@@ -27,12 +27,12 @@ impl TlsOptions {
         self.provider().map(drop)
     }
 
-    /// The cryptography with the chosen cipher suites.
+    /// The cryptography provider with the configured cipher suites.
     pub(crate) fn provider(&self) -> Result<CryptoProvider, String> {
         coracle_cipher_suites::provider(&self.cipher_suites)
     }
 
-    /// The versions of TLS.
+    /// The accepted versions of TLS.
     pub(crate) fn versions(&self) -> &'static [&'static SupportedProtocolVersion] {
         if self.requires_tls13 { &ONLY_13 } else { ALL_VERSIONS }
     }

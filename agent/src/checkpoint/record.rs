@@ -1,4 +1,4 @@
-//! The content of records: encoded, decrypted and parsed.
+//! Content of records: the format, the decryption and the parser.
 
 use std::io;
 use std::path::Path;
@@ -32,7 +32,7 @@ pub(super) const VERSION: u32 = 1;
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// Decrypts and parses a file.
+    /// Decrypts and parses a file. `None` if the file is absent or invalid. An invalid file is renamed.
     pub(super) fn read<T: DeserializeOwned>(&self, kind: Kind, path: &Path) -> io::Result<Option<Opened<T>>> {
         let Some(sealed) = files::read(path)? else { return Ok(None) };
         match self.shared.keys.open(&sealed, &context(kind, path)) {

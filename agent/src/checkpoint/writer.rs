@@ -1,4 +1,4 @@
-//! Writes due records: collected, in batches, with a back-off after failures.
+//! Writes due records in batches, with a back-off after failures.
 
 use std::io;
 use std::path::Path;
@@ -12,10 +12,10 @@ use super::files::{self, NewRecord};
 use super::record::context;
 use super::{Change, Checkpoint, Key, Kind, State};
 
-/// Time during which writes are collected: a new pod changes again when its start is reported.
+/// Delay of a batch, so that further changes join it. The record of a new pod changes again when its start is reported.
 pub(super) const COLLECT: Duration = Duration::from_millis(100);
-/// Maximum time during which writes are collected while many pods start. The write of a record and its fsync take a
-/// third of a millisecond of processor time. The start of the pods takes precedence.
+/// Maximum delay of a batch while many pods start. The write of a record and its fsync take a third of a millisecond of
+/// processor time. The start of the pods takes precedence.
 pub(super) const COLLECT_MAX: Duration = Duration::from_secs(2);
 /// First back-off after a batch that could not be written (disk full). It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -26,8 +26,8 @@ pub(super) const OPEN_RECORDS_MAX: usize = 64;
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// Writes due records, until dropped. While `many_starts` is true, many pods start, and the writes wait for at most two
-    /// seconds.
+    /// Writes due records until dropped. `many_starts` is true while many pods start. A batch then waits for at most
+    /// [`COLLECT_MAX`].
     pub(crate) async fn run(self, mut many_starts: watch::Receiver<bool>) {
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
@@ -45,7 +45,7 @@ impl Checkpoint {
         }
     }
 
-    /// Waits for further writes. Removals, and writes that a caller waits for, end the wait.
+    /// Waits for further changes. A removal, or a change that a caller waits for, ends the wait.
     pub(super) async fn collect(&self, many_starts: &mut watch::Receiver<bool>) {
         let collect = async {
             tokio::time::sleep(COLLECT).await;
@@ -123,7 +123,8 @@ impl Checkpoint {
         done
     }
 
-    /// Begins a change. Returns the new record, which has not replaced the former record yet.
+    /// Begins a change. Returns the new record, which does not replace the former record yet. `None` if the change is
+    /// done.
     fn begin(&self, key: &Key, change: &Change) -> io::Result<Option<NewRecord>> {
         let path = self.path(key);
         let (content, compare) = match change {
@@ -150,7 +151,7 @@ impl Checkpoint {
 // === impl State ===
 
 impl State {
-    /// Whether a caller waits for a due change.
+    /// Whether to write at once: a caller waits for a due change, or a removal is due.
     fn is_urgent(&self) -> bool {
         self.is_awaited || self.due.values().any(|change| matches!(**change, Change::Remove))
     }

@@ -343,9 +343,9 @@ impl Table {
         }
     }
 
-    /// Frees the devices of a pod, except devices that another pod has, too: if the agent ends before it removes the
-    /// record of a pod, the next agent also reads the record of the pod that got the devices. None if the pod has no
-    /// devices.
+    /// Releases the devices of a pod. None if the pod has no devices. A device that another pod also has stays
+    /// allocated. Two pods have the same device if the agent ends before it removes the record of the first pod. The
+    /// next agent reads both records.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
         for (resource, allocation) in pod.containers.values().flatten() {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-/// The uids of the pods that have a device. Two pods have the same one only after a crash of the agent.
+/// Uids of the pods that have a device. Two pods have the same device only after a crash of the agent.
 type Owners = Vec<String>;
 
 /// The owners of devices, by resource and device.
@@ -12,7 +12,7 @@ pub(super) struct UsedDevices(BTreeMap<String, HashMap<String, Owners>>);
 // === impl UsedDevices ===
 
 impl UsedDevices {
-    /// The devices of a resource that pods have.
+    /// The devices of a resource that pods have, with their owners. None if pods have no device of the resource.
     pub(super) fn of(&self, resource: &str) -> Option<&HashMap<String, Owners>> {
         self.0.get(resource)
     }

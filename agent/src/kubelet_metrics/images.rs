@@ -16,7 +16,7 @@ const MIB: u64 = 1 << 20;
 
 const GIB: u64 = 1 << 30;
 
-/// Names of image sizes, with the number of bytes that each exceeds.
+/// Classes of image sizes, the largest first: the size in bytes that an image exceeds, and the value of the label.
 const IMAGE_SIZES: [(u64, &str); 12] = [
     (100 * GIB, "GT100GB"),
     (60 * GIB, "60GB-100GB"),
@@ -36,7 +36,7 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
 pub(super) struct ImageMetrics {
     pulls: HistogramVec,
     collected: IntCounterVec,
-    /// Numbers of image volumes: requested, mounted and failed. A volume counts as mounted if its container was created.
+    /// Counts of image volumes: requested, mounted and failed. A volume counts as mounted if its container was created.
     volumes: [IntCounter; 3],
 }
 
@@ -90,7 +90,7 @@ impl KubeletMetrics {
     }
 }
 
-/// The name of an image's size.
+/// The size class of an image. `N/A` for the unknown size 0.
 fn image_size(bytes: u64) -> &'static str {
     IMAGE_SIZES.iter().find(|(above, _)| bytes > *above).map_or("N/A", |&(_, name)| name)
 }

@@ -24,7 +24,7 @@ const EXIT_REASONS: [&str; 8] = [
     "DeadlineExceeded",
 ];
 
-/// The value of a label for all other reasons and codes.
+/// Value of the label for all other reasons and codes.
 const OTHER: &str = "other";
 
 /// Starts of workers, sandboxes, containers and pods.
@@ -128,7 +128,7 @@ impl KubeletMetrics {
     }
 
     /// Counts the end of a container. `kind` is as for [`Self::container_started`]. Another runtime may report any
-    /// reason and any code, so unknown reasons and unknown codes are counted together.
+    /// reason and any code, so unknown reasons and unknown codes count as [`OTHER`].
     pub(crate) fn container_terminated(&self, kind: &'static str, code: i32, reason: &str) {
         let code = if (0..=255).contains(&code) { code.to_string() } else { OTHER.to_owned() };
         let reason = EXIT_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
@@ -136,7 +136,8 @@ impl KubeletMetrics {
     }
 
     /// Counts an attempt to start a container. `kind` is `container`, `init_container` or `ephemeral_container`.
-    /// `failure` is the reason in the container's status. The reason is a constant of this code.
+    /// `failure` is the reason in the container's status. The reason is a constant of the agent, so the label has few
+    /// values.
     pub(crate) fn container_started(&self, kind: &'static str, failure: Option<&str>) {
         self.starts.containers.with_label_values(&[kind]).inc();
         if let Some(reason) = failure {

@@ -31,12 +31,13 @@ pub(super) fn node_ips(config: &NodeConfig) -> Option<String> {
     (config.has_external_cloud && !ips.is_empty()).then(|| ips.join(","))
 }
 
-/// Whether the cloud controller manager sets the first addresses: no address is configured.
+/// Whether the cloud controller manager sets the IP addresses of the node. This is so without configured addresses.
 pub(super) fn sets_addresses(config: &NodeConfig) -> bool {
     config.has_external_cloud && config.ips.is_empty()
 }
 
-/// The addresses in the status, which the cloud controller manager may have set. `None`: the node sets its addresses.
+/// The addresses in the status, if the node keeps them. The cloud controller manager may have set them. `None` if the
+/// node sets its addresses.
 pub(super) fn kept_addresses(config: &NodeConfig, held: &NodeStatus) -> Option<Vec<NodeAddress>> {
     held.addresses.clone().filter(|addresses| config.has_external_cloud && !addresses.is_empty())
 }

@@ -18,7 +18,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 /// Keeps the list up to date until dropped. Lists the images again after each notification of the runtime, or
-/// periodically. `max` is the maximum number of images in the list.
+/// periodically. `max` is the maximum number of images in the list. None means no limit.
 pub(crate) async fn keep(
     runtime: Arc<dyn Runtime>,
     mut changes: Option<watch::Receiver<()>>,
@@ -53,7 +53,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// The largest images, which are the most expensive to pull on another node.
+/// The `max` largest images, which are the most expensive to pull on another node.
 fn reported(mut images: Vec<cri::Image>, max: Option<usize>) -> Vec<ContainerImage> {
     images.sort_by(|a, b| (Reverse(a.size), &a.id).cmp(&(Reverse(b.size), &b.id)));
     let reported = images.into_iter().take(max.unwrap_or(usize::MAX)).map(|image| {

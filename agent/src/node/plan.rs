@@ -240,8 +240,8 @@ fn status(
     }
 }
 
-/// The addresses of the node. A cloud controller manager replaces those of the first status, and the node keeps its
-/// addresses.
+/// The addresses of the node. A cloud controller manager replaces the addresses of the first status. The node then
+/// keeps the addresses that are in the status.
 fn addresses(config: &NodeConfig, current_state: &CurrentState, held: &NodeStatus) -> Vec<NodeAddress> {
     if let Some(kept) = cloud::kept_addresses(config, held) {
         return kept;

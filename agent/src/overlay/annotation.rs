@@ -124,7 +124,8 @@ fn data(end: &End) -> String {
     serde_json::to_string(&written).unwrap_or_else(|_impossible| "null".to_owned())
 }
 
-/// Fuzz target: the backend, the address and the data of the device in the annotations of another node, a line each.
+/// Fuzz target: the overlay annotations of another node. The input has a line for the backend, the address and the data
+/// of the device.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let text = String::from_utf8_lossy(data);

@@ -1,5 +1,5 @@
-//! Exponential back-off by key: 10 s to 300 s, reset after 10 minutes without a failure; for cheap retries 1 s to 120
-//! s.
+//! Exponential back-off by key: by default 10 s to 300 s, reset after 10 minutes without a failure. For cheap retries
+//! it is 1 s to 120 s.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -38,8 +38,8 @@ impl KeyedBackoff {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
     }
 
-    /// Delays up to `most`. If it is shorter than the first delay of 10 s, all delays have this length, as in
-    /// `newCrashLoopBackOff` of upstream's `pkg/kubelet`.
+    /// Delays of 10 s to `most`. If `most` is shorter than 10 s, all delays are `most`. Source: `newCrashLoopBackOff`
+    /// of upstream's `pkg/kubelet`.
     pub(crate) fn up_to(most: Duration) -> Self {
         let most = SignedDuration::try_from(most).unwrap_or(SignedDuration::MAX);
         let default = Self::default();

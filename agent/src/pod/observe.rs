@@ -34,8 +34,8 @@ pub(crate) async fn observe(
     })
 }
 
-/// Whether the label of a sandbox has another uid than its metadata. In earlier versions, a label of the pod's author
-/// replaced the label of the agent. Such a sandbox belongs to the pod in its metadata only.
+/// Whether the uid in the label of a sandbox differs from the uid in its metadata. In earlier versions, a label of the
+/// pod's author replaced the label of the agent. Such a sandbox belongs to the pod in its metadata only.
 pub(super) fn is_mislabelled(sandbox: &cri::PodSandbox) -> bool {
     let uid = sandbox.metadata.as_ref().map(|metadata| metadata.uid.as_str()).filter(|uid| !uid.is_empty());
     let label = sandbox.labels.get(POD_UID).map(String::as_str);

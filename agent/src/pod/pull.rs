@@ -1,5 +1,5 @@
-//! Image pulls for containers, by their pull policy and with the pod's credentials. The image store runs one pull of
-//! a reference at a time; further pulls wait for it. The node may limit the pulls at the same time.
+//! Image pulls for containers, by their pull policy and with the pod's credentials. The image store runs one pull of a
+//! reference at a time; further pulls wait for it. The node's settings may limit concurrent pulls.
 
 mod provider;
 pub(crate) mod records;
@@ -238,9 +238,10 @@ impl Subject<'_> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
         let asked = Timestamp::now();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
-        // As upstream, the wait for other pulls counts as time of the pull.
+        // As upstream, the pull time includes the wait for other pulls.
         let _running = self.node.metrics.pull_times.begin(uid);
-        // Before the limit: a credential plugin that does not answer must not delay pulls of other pods.
+        // The credentials are read before the pull takes a slot: a credential plugin that does not respond must not
+        // delay pulls of other pods.
         let credentials = secret::credentials(self.node, self.pod, reference).await;
         let policy = &self.node.config.pod_policy;
         let _slot = policy.pull_slots.take().await;

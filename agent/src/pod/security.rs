@@ -35,7 +35,7 @@ fn throttle_counts(cpus: &Path) -> Vec<String> {
     counts.map(|counts| counts.to_string_lossy().into_owned()).collect()
 }
 
-/// How the node translates seccomp profiles.
+/// Rules to convert seccomp profiles to CRI.
 #[derive(Clone, Debug)]
 pub(crate) struct SeccompRules {
     /// Directory of the profiles with the type `Localhost`.
@@ -213,8 +213,8 @@ fn plain(kind: ProfileType) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }
 }
 
-/// The profile of a container. The API server checks the profiles of its pods, but not those of static pods. Source:
-/// `fieldSeccompProfile` of upstream's `pkg/kubelet/kuberuntime`.
+/// The seccomp profile of a container. The API server checks the profiles of its pods. It does not check static pods,
+/// so a missing file is an error here. Source: `fieldSeccompProfile` of upstream's `pkg/kubelet/kuberuntime`.
 fn seccomp(
     profile: Option<&SeccompProfile>,
     rules: &SeccompRules,

@@ -277,7 +277,7 @@ pub(crate) const VOLUMES: &str = "volumes";
 pub(crate) const RESIZE: &str = "resize";
 
 impl WorkerState {
-    /// The state of a worker that waits at most for this time before it starts a crashed container again.
+    /// Initial state of a worker. `most` is the maximum wait before a crashed container starts again.
     pub(crate) fn with_max_restart_wait(most: Duration) -> Self {
         Self { crashes: KeyedBackoff::up_to(most), ..Self::default() }
     }

@@ -80,7 +80,8 @@ pub(crate) async fn run(settings: Settings, connection: ControlPlaneConnection) 
     run_node(node, endpoint, credentials, client).await
 }
 
-/// Refuses `rotate-certificates` with a kubeconfig. Otherwise the node would lose its access at the certificate's end.
+/// Refuses `rotate-certificates` with a kubeconfig. Otherwise the node would lose its access when the certificate
+/// expires.
 fn check_rotation(serving: &Serving) -> anyhow::Result<()> {
     anyhow::ensure!(
         !serving.rotates,

@@ -1,9 +1,9 @@
 //! The address of cluster DNS in the cluster that a node has joined.
 //!
-//! The cluster decides the range of service addresses, and a node does not know this range. Our control plane reserves
-//! the address of cluster DNS by the Service `kube-dns`, which has no selector: the node serves DNS at this address. With
-//! a selector, pods such as those of CoreDNS serve DNS, and the node does not. Without this Service, a node without a
-//! configured address serves DNS at the address of its own default range.
+//! The cluster decides the range of service addresses, and a node does not know this range. So the node reads the
+//! address from the Service `kube-dns`. Coracle's control plane creates this Service without a selector: the node
+//! serves DNS at its address. If the Service has a selector, pods serve DNS, for example CoreDNS, and the node does
+//! not. Without this Service, a node without a configured address serves DNS at the address of its own service range.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -89,7 +89,8 @@ fn text_of(dns: &JoinedDns) -> String {
     text
 }
 
-/// Reads the text of a record: an address a line, and [`BY_PODS`]. `None` if there is no address, or another line.
+/// Parses a record. Each line has an address; the last line may be [`BY_PODS`]. `None` if the text has another line, or
+/// no address.
 fn parse(text: &str) -> Option<JoinedDns> {
     let (addresses, is_served_by_pods) =
         match text.strip_suffix("\n").and_then(|text| text.strip_suffix(BY_PODS)) {

@@ -44,7 +44,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     result
 }
 
-/// Refuses another container runtime.
+/// Refuses the setting `container-runtime-endpoint`: `coracle up` runs pods by the built-in container runtime.
 fn check_runtime(endpoint: Option<&str>) -> anyhow::Result<()> {
     anyhow::ensure!(
         endpoint.is_none(),

@@ -1,4 +1,4 @@
-//! The state that handlers of the kubelet API read, from the shared state of the pods.
+//! State of the handlers of the kubelet API, from the shared state of the pods.
 
 use std::sync::Arc;
 

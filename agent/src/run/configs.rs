@@ -58,7 +58,7 @@ pub(super) fn cgroup_config(config: &AgentConfig, properties: &MachineProperties
     }
 }
 
-/// The processes that are reserved for the system and for the node's own processes.
+/// Number of processes that are reserved for the system and for the node's own processes.
 fn reserved_pids(reserved: [&BTreeMap<String, String>; 2]) -> i64 {
     let amounts = reserved.into_iter().filter_map(|amounts| amounts.get("pid"));
     let amounts = amounts.filter_map(|amount| Quantity::parse(amount).ok());

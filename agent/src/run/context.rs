@@ -26,7 +26,7 @@ use crate::service_cache::ServiceCache;
 use crate::source::checkpoint::PodCheckpoint;
 use crate::volume::{VolumeConfig, VolumeContext};
 
-/// Parts of [`NodeContext`] that exist before it.
+/// Inputs of [`NodeContext`].
 pub(super) struct ContextParts {
     pub(super) config: AgentConfig,
     pub(super) client: kube::Client,

@@ -19,7 +19,7 @@ use crate::service_health::ServiceHealth;
 use crate::service_proxy::{NodeProperties, ServiceProxy};
 
 /// Starts the tasks that proxy Services, answer DNS queries of pods and answer health checks of the node. The settings
-/// can disable each task.
+/// can disable each task. Without the service proxy, a task protects the port of the overlay.
 pub(super) fn spawn_service_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<NodeContext>,

@@ -10,7 +10,7 @@ use crate::api_handlers::ApiHandlers;
 use crate::certificate_files::CertificateFiles;
 use crate::tls_options::TlsOptions;
 
-/// Address, certificate and client CA of the kubelet API.
+/// Configuration of the server of the kubelet API.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
     /// Address and port, usually port 10250.
@@ -21,7 +21,7 @@ pub struct ServerConfig {
     pub client_ca: Option<PathBuf>,
     /// TLS versions and cipher suites.
     pub tls: TlsOptions,
-    /// The handlers that respond.
+    /// Enabled handlers.
     pub handlers: ApiHandlers,
 }
 

@@ -129,7 +129,7 @@ impl ResponseLimits {
     pub(super) fn log_permit(&self, route: &Route) -> Result<Option<NamespacePermit>, Refused> {
         let namespace = match route {
             Route::Logs { namespace, .. } => namespace.as_str(),
-            // The logs of the node count as those of a namespace.
+            // The logs of the node count as the logs of one namespace.
             Route::NodeLogs { .. } => "",
             _ => return Ok(None),
         };
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_reader_keeps_the_permit_of_its_log_after_the_client_has_left() {
-        // A namespace gets one of two permits.
+        // One namespace gets at most one of the two permits.
         let limits = ResponseLimits { logs: NamespaceLimit::new(2), ..ResponseLimits::new() };
         let route = Route::of("/containerLogs/ns/p/c").expect("a path");
         let take = || limits.log_permit(&route).ok().flatten();

@@ -88,13 +88,13 @@ impl Route {
         matches!(self, Self::Logs { .. } | Self::NodeLogs { .. })
     }
 
-    /// Whether the path is refused without `enableDebuggingHandlers`. Source: `InstallDebuggingDisabledHandlers` of
+    /// Whether the response is 405 without `enableDebuggingHandlers`. Source: `InstallDebuggingDisabledHandlers` of
     /// upstream's `pkg/kubelet/server`.
     pub(super) fn is_for_debugging(&self) -> bool {
         self.is_stream() || self.is_log() || matches!(self, Self::RunningPods)
     }
 
-    /// Whether the path does not exist without `enableDebuggingHandlers`.
+    /// Whether the response is 404 without `enableDebuggingHandlers`.
     pub(super) fn is_absent_without_debugging(&self) -> bool {
         matches!(self, Self::Checkpoint(_) | Self::Configz | Self::Statusz | Self::Flagz)
     }

@@ -180,7 +180,7 @@ fn of_pods(pods: &[PodUsage]) -> String {
     out
 }
 
-/// The labels of a pod. Another client of the runtime may use any name.
+/// The labels of a pod. They are escaped, because another client of the runtime may use any name.
 fn labels(pod: &PodUsage) -> String {
     format!("namespace=\"{}\",pod=\"{}\"", escaped(&pod.namespace), escaped(&pod.name))
 }

@@ -8,7 +8,7 @@ use coracle_agent::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThres
 use super::NodeSettings;
 use super::value::{Percent, Thresholds};
 
-/// Signals of the file system of images. It is the file system of pods (nodefs).
+/// Signals of imagefs, the file system of images. Here it is the same file system as nodefs.
 const IMAGES_AVAILABLE: &str = "imagefs.available";
 const IMAGES_INODES_FREE: &str = "imagefs.inodesFree";
 
@@ -75,7 +75,7 @@ fn thresholds(
     Ok(thresholds)
 }
 
-/// The larger one of two amounts of one file system: images are on nodefs.
+/// The larger of the amounts for nodefs and imagefs. Images are on nodefs, so both amounts apply to one file system.
 fn larger(nodefs: Threshold, imagefs: Option<Threshold>) -> anyhow::Result<Threshold> {
     let Some(imagefs) = imagefs else { return Ok(nodefs) };
     match (nodefs, imagefs) {

@@ -25,13 +25,13 @@ const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 /// Table of the node's settings.
 const NODE: &str = "node";
 
-/// Text of a file, and how errors name the file.
+/// Text of a file, and the name of the file in errors.
 pub(super) struct Text {
     pub(super) place: String,
     pub(super) text: String,
 }
 
-/// The parsing of one file, and of the files that are merged into it.
+/// Parser of one file and of the files that are merged into it.
 struct Parser<'a> {
     documents: &'a [Document],
     file: File,
@@ -74,7 +74,7 @@ impl Parser<'_> {
         self.file.problems.push(format!("{place}: {problem}"));
     }
 
-    /// How errors name the field at this path: the file that gives it, and the path.
+    /// The name in errors of the field at this path: the file that has the field, and the path.
     fn place(&self, path: &str) -> String {
         format!("{} {path}", documents::place(self.documents, path))
     }
@@ -160,13 +160,13 @@ impl Parser<'_> {
         }
     }
 
-    /// Refuses the value of a field without an effect. `accepted` says which values are accepted.
+    /// Refuses the value of a field without an effect. `accepted` describes the accepted values.
     fn unsupported(&mut self, path: &str, accepted: &str) {
         let advice = advice(path).map(|advice| format!("; {advice}")).unwrap_or_default();
         self.problem(path, &format!("this field is not supported; {accepted}{advice}"));
     }
 
-    /// Refuses a machine without a property if the value is true.
+    /// Refuses the value `true` if the machine does not have the property.
     fn demand(&mut self, path: &str, value: &Value, demand: Demand) {
         match value {
             Value::Bool(true) => {
@@ -179,7 +179,8 @@ impl Parser<'_> {
         }
     }
 
-    /// Converts the verbosity of klog to a level of the log. Kubernetes logs at 4 what helps to debug, and at 6 requests.
+    /// Converts the verbosity of klog to a level of the log. Kubernetes logs debug messages at verbosity 4, and
+    /// requests at verbosity 6.
     fn verbosity(&mut self, path: &str, value: &Value) {
         let level = match text(value).and_then(|text| text.parse::<u32>().ok()) {
             Some(0..=3) => "info",
@@ -276,8 +277,8 @@ impl Parser<'_> {
     }
 }
 
-/// Why the kubelet refuses a value that the setting accepts. Source: `ValidateKubeletConfiguration` of upstream's
-/// `pkg/kubelet/apis/config/validation`.
+/// The reason why the kubelet refuses a value that the setting accepts. `None` if the kubelet accepts the value.
+/// Source: `ValidateKubeletConfiguration` of upstream's `pkg/kubelet/apis/config/validation`.
 fn invalid(path: &str, value: &Value) -> Option<&'static str> {
     let text = text(value)?;
     match path {
@@ -314,7 +315,7 @@ fn are_equal_values(text: &str, other: &str) -> bool {
     text == other || (duration.is_some() && duration == coracle_agent::duration(other))
 }
 
-/// Whether a number or a duration is at least as large as another one.
+/// Whether a number or a duration is not less than `least`.
 fn reaches(text: &str, least: &str) -> bool {
     match (text.parse::<i64>(), least.parse::<i64>()) {
         (Ok(number), Ok(least)) => number >= least,

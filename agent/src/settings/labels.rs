@@ -47,7 +47,7 @@ pub(super) fn is_key(text: &str) -> bool {
     text.split_once('/').map_or_else(|| is_name(text), |(domain, name)| is_domain(domain) && is_name(name))
 }
 
-/// Whether this is the value of a label or taint: a name, or nothing.
+/// Whether this is the value of a label or taint: a name, or the empty text.
 pub(super) fn is_value(text: &str) -> bool {
     text.is_empty() || is_name(text)
 }

@@ -49,7 +49,7 @@ pub(super) fn variable_like(name: &str, tables: &Tables) -> Option<String> {
     of(&key, tables.iter().flat_map(|(_, fields)| fields.iter()).flat_map(Field::names)).map(variable)
 }
 
-/// The keys of a table that a file may have: all but `config`, which names the file.
+/// The keys that a file may have in a table: all but `config` and `config-dir`, which name the files.
 fn keys(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
     fields.iter().filter(|field| !["config", "config-dir"].contains(&field.name)).flat_map(Field::names)
 }

@@ -293,8 +293,8 @@ settings! {
 /// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
-/// Static pods, periods of pods at a shutdown, thresholds of evictions, and the settings of all pods. `None` for invalid
-/// settings.
+/// Static pods, periods of pods at a shutdown, thresholds of evictions, and the settings of all pods. `None` for each
+/// invalid part.
 type PodSettings =
     (Option<StaticPodSources>, Option<ShutdownPeriods>, Option<EvictionThresholds>, Option<PodPolicy>);
 

@@ -8,8 +8,7 @@ use coracle_agent::{PodPolicy, PullSlots, RateLimit, RequestRate};
 
 use super::NodeSettings;
 
-/// The possible maxima of the wait before a crashed container starts again, as in upstream's
-/// `ValidateKubeletConfiguration`.
+/// Valid values of `max-container-restart-period`, as in upstream's `ValidateKubeletConfiguration`.
 const RESTART_WAITS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(300);
 
 /// Checks the settings.
@@ -54,7 +53,7 @@ fn pull_rate(node: &NodeSettings) -> Option<RequestRate> {
     NonZero::new(node.registry_qps).map(|per_second| RequestRate { per_second, burst: node.registry_burst })
 }
 
-/// The number of pods that a node with so many CPUs runs at most.
+/// Maximum number of pods of a node with this number of CPUs.
 pub(super) fn max_pods(max_pods: u32, per_core: u32, cpus: u32) -> u32 {
     match per_core {
         0 => max_pods,
@@ -62,7 +61,7 @@ pub(super) fn max_pods(max_pods: u32, per_core: u32, cpus: u32) -> u32 {
     }
 }
 
-/// The number of CPUs that are online: the capacity of the Node object.
+/// Number of online CPUs, which is the CPU capacity of the Node object.
 pub(super) fn cpus() -> u32 {
     let online = nix::unistd::sysconf(nix::unistd::SysconfVar::_NPROCESSORS_ONLN).ok().flatten();
     online.and_then(|online| u32::try_from(online).ok()).unwrap_or(1)

@@ -1,4 +1,4 @@
-//! Settings of what the node reports to the API server. Names and rules are those of the kubelet.
+//! Settings of the node's reports to the API server. Names and rules are those of the kubelet.
 
 use clap::ValueEnum;
 use coracle_agent::{NodeReports, RequestRate};
@@ -14,7 +14,7 @@ pub(crate) enum CloudProvider {
 
 choices!(CloudProvider);
 
-/// The settings.
+/// Converts the settings.
 pub(super) fn decide(node: &NodeSettings) -> NodeReports {
     let event_rate = std::num::NonZero::new(node.event_qps);
     NodeReports {

@@ -9,7 +9,7 @@ use coracle_agent::{ApiHandlers, CertificateFiles, TlsOptions};
 use super::value::choices;
 use super::{NodeSettings, absolute};
 
-/// The certificate of the kubelet API, and the CA of its clients.
+/// Checked settings of the kubelet API: its certificate, the CA of its clients, TLS and handlers.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     /// Certificate and key that the administrator provides.
@@ -20,9 +20,9 @@ pub(crate) struct Serving {
     pub(crate) cert_dir: PathBuf,
     pub(crate) client_ca: Option<PathBuf>,
     pub(crate) tls: TlsOptions,
-    /// The handlers of the kubelet API that respond.
+    /// Enabled handlers of the kubelet API.
     pub(crate) handlers: ApiHandlers,
-    /// Whether the client certificate must be renewed before its end.
+    /// Whether the client certificate must be renewed before it expires.
     pub(crate) rotates: bool,
 }
 

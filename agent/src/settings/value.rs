@@ -175,7 +175,7 @@ impl Value for Resources {
     fn parse(texts: &[String]) -> Result<Self, String> {
         let amounts = <BTreeMap<String, String> as Value>::parse(texts)?;
         for (name, amount) in &amounts {
-            // The node reports no other resource that can be reserved for the system or for Kubernetes.
+            // The kubelet's settings `systemReserved` and `kubeReserved` have only these resources.
             if !["cpu", "memory", "ephemeral-storage", "pid"].contains(&name.as_str()) {
                 return Err(format!(
                     "{name:?} cannot be reserved; use cpu, memory, ephemeral-storage or pid"

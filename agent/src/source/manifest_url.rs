@@ -158,9 +158,9 @@ impl ManifestUrl {
         Ok(body)
     }
 
-    /// Requests the URL. Redirects are followed as upstream, but never from https to http: the manifests may control the
-    /// node. The headers may be secrets, so another host gets none of them. As in Go, they stay away from all further
-    /// targets then.
+    /// Requests the URL. Redirects are followed as upstream, but never from https to http: the manifests may control
+    /// the node. The headers may be secrets, so another host does not get them. As in Go, no later target gets them
+    /// either.
     async fn get(&self) -> Result<Response, FetchError> {
         let (mut url, mut headers) = (self.url.clone(), self.headers.clone());
         let began = Instant::now();
@@ -240,7 +240,8 @@ fn redirect_target(response: &Response) -> Option<Url> {
     response.url().join(location.to_str().ok().filter(|_| is_redirect)?).ok()
 }
 
-/// Whether the target has the scheme, host and port of the URL, or is the same host with TLS, both at the default ports.
+/// Whether the target has the scheme, host and port of the URL. The same host also counts if the redirect goes from
+/// http to https, and both use the default ports.
 fn is_same_host(url: &Url, target: &Url) -> bool {
     let is_upgrade = (url.scheme(), target.scheme()) == ("http", "https")
         && url.host_str() == target.host_str()

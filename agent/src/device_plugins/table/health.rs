@@ -10,7 +10,8 @@ pub(super) const HEALTH_MAX: usize = 1000;
 // === impl Table ===
 
 impl Table {
-    /// The health of a container's devices, for its status. Of many devices, only the unhealthy devices are reported.
+    /// The health of a container's devices, for its status. If the container has more than [`HEALTH_MAX`] devices of a
+    /// resource, only unhealthy devices are reported.
     pub(in crate::device_plugins) fn health(&self, owner: Owner<'_>) -> Vec<ResourceStatus> {
         let container = self.pods.get(owner.uid).and_then(|pod| pod.containers.get(owner.container));
         let one = |(name, allocation): (&String, &Allocation)| {

@@ -26,7 +26,7 @@ impl Table {
         let all = self.all(&want.resource)?;
         let none = BTreeSet::new();
         let inputs = match self.allocation(owner, &want.resource) {
-            // As upstream, the container keeps its devices, so the hints are for these only.
+            // As upstream, the container keeps its devices, so the hints are for these devices only.
             Some(allocation) => HintInputs { all: &all, free: &allocation.devices, reusable: &none },
             None => {
                 let free = self.free(&want.resource);
@@ -41,7 +41,7 @@ impl Table {
     }
 
     /// Topology hints for a number of devices of a pod. The pod keeps the devices that it has. As upstream, if these
-    /// suffice, the hints are for these only.
+    /// devices suffice, the hints are for these devices only.
     pub(in crate::device_plugins) fn pod_hints(
         &self,
         uid: &str,
@@ -59,7 +59,7 @@ impl Table {
         hints(count, machine, HintInputs { all: &all, free: &free, reusable: &BTreeSet::new() })
     }
 
-    /// All devices of a resource that is not removed.
+    /// All devices of a resource. None if the resource is unknown or removed.
     fn all(&self, name: &str) -> Option<Devices> {
         let resource = self.resources.get(name).filter(|resource| !resource.is_removed)?;
         Some(resource.devices.iter().map(own).collect_map())

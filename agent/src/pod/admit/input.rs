@@ -29,7 +29,7 @@ pub(crate) struct AdmissionInput<'a> {
     pub(crate) pressure: Pressure,
     /// Whether the machine shuts down and the node ends its pods.
     pub(crate) is_shutting_down: bool,
-    /// Sysctls beyond the safe ones that pods may set.
+    /// Unsafe sysctls that pods may set.
     pub(crate) allowed_sysctls: &'a [AllowedSysctl],
 }
 

@@ -1,4 +1,5 @@
-//! Checks sysctls: only sysctls that are namespaced, and safe or allowed by the node, are accepted.
+//! Checks sysctls. A sysctl must be safe, or allowed by the node's settings. The pod must have its own namespace for
+//! the sysctl.
 
 use super::input::{AdmissionInput, refuse};
 use crate::pod::state::Verdict;

@@ -34,7 +34,8 @@ pub(crate) fn config(
     inputs: SandboxInputs<'_>,
 ) -> cri::PodSandboxConfig {
     let meta = &pod.metadata;
-    // As upstream, the labels that identify the pod replace labels of its author. The agent finds sandboxes by them.
+    // As upstream, the agent's labels with the pod's identity replace labels of the pod's author. The agent finds
+    // sandboxes by its own labels.
     let own = meta.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone()));
     let mut labels: HashMap<String, String> = own.collect();
     labels.extend(identity(pod));

@@ -1,4 +1,4 @@
-//! When the next measurement of a pod is due.
+//! Due times of the pods' measurements.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 
-/// The interval of a pod's measurements is at least this many times their duration, so that the measurements take at
+/// Minimum interval of a pod's measurements, as a multiple of their duration. The measurements of one pod thus take at
 /// most 2 % of a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
 
-/// When the next measurements are due, by the uids of the pods that were measured.
+/// Due times of the next measurements, by the uids of measured pods.
 #[derive(Debug)]
 pub(super) struct DueTimes {
     /// Minimum interval of the measurements of a pod.
@@ -35,7 +35,7 @@ impl DueTimes {
         self.measured.insert(uid.to_owned(), due);
     }
 
-    /// Removes the measurements of all other pods.
+    /// Removes the due times of all other pods.
     pub(super) fn keep(&mut self, pods: &[Arc<Pod>]) {
         let uids: HashSet<&str> = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
         self.measured.retain(|uid, _| uids.contains(uid.as_str()));

@@ -21,8 +21,8 @@ use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, usage};
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
-/// Pods that are measured at the same time: [`usage::CHECKS`], at most two of one namespace. Namespaces that have one
-/// already share two more.
+/// Permits of checks: at most [`usage::CHECKS`] checks run at the same time, and at most two of one namespace. At most
+/// two checks run in addition to the first check of each namespace.
 static PERMITS: FairPermits = FairPermits::with_further(usage::CHECKS, 2, 2);
 
 /// The task that measures the pods with limits, and evicts pods that exceed their limits.
@@ -34,11 +34,11 @@ pub(crate) struct LimitEviction {
     checks: Checks,
 }
 
-/// The checks in progress. Dropping it ends them.
+/// Checks in progress. Dropping this value ends the checks.
 #[derive(Debug, Default)]
 struct Checks {
     tasks: JoinSet<(Instant, Duration)>,
-    /// The pods by task.
+    /// Uids of the pods by the id of the task.
     uids: HashMap<Id, String>,
 }
 
@@ -64,7 +64,7 @@ impl LimitEviction {
         loop {
             let measures = *self.limited.borrow_and_update() > 0;
             tokio::select! {
-                // All arms only wait, so dropping them loses nothing.
+                // All arms are cancel safe.
                 () = tokio::time::sleep_until(next), if measures => {}
                 changed = self.limited.changed(), if !measures => if changed.is_err() { return },
                 ended = self.checks.ended() => {
@@ -94,7 +94,7 @@ impl LimitEviction {
     }
 }
 
-/// Evicts a pod whose disk usage exceeds one of its own limits.
+/// Measures the disk usage of a pod. Evicts the pod if the usage exceeds one of the pod's limits.
 async fn check(node: &NodeContext, pod: &Arc<Pod>) {
     let Some(uid) = pod.metadata.uid.as_deref() else { return };
     let used = usage::of(node, pod).await;
@@ -115,7 +115,7 @@ impl Checks {
         }
         let task = self.tasks.spawn(async move {
             let _permit = PERMITS.take(&owner).await;
-            // The wait for the permit is no part of the measurement.
+            // The duration does not include the wait for the permit.
             let begun = Instant::now();
             check.await;
             (begun, begun.elapsed())

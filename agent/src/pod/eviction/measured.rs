@@ -36,9 +36,9 @@ struct Known(HashMap<String, Measurements>);
 /// The measurements of one pod.
 #[derive(Debug, Default)]
 struct Measurements {
-    /// The last one, and how long it took.
+    /// The last measurement and its duration.
     last: Option<(PodDiskUsage, Duration)>,
-    /// When the next one is due. None while one waits or runs.
+    /// Due time of the next measurement. None while a measurement waits or runs.
     due: Option<Instant>,
     /// Since when the runtime has not counted a writable layer. None if it has counted all of them.
     uncounted_since: Option<Instant>,
@@ -51,14 +51,14 @@ impl DiskUsages {
         Self { node, known: Arc::default(), beginning: Arc::default() }
     }
 
-    /// The last measurements. Begins those that are due.
+    /// Returns the last measurements. Begins due measurements in the background.
     fn measured(&self, pods: &[Arc<Pod>]) -> HashMap<String, PodDiskUsage> {
         let (own, pods) = (self.clone(), pods.to_vec());
         coracle_threads::spawn(async move { own.begin_due(&pods).await });
         lock(&self.known).last()
     }
 
-    /// Begins the measurements that are due, unless another task does.
+    /// Begins due measurements. Does nothing if another task is beginning measurements.
     async fn begin_due(&self, pods: &[Arc<Pod>]) {
         let Ok(_guard) = self.beginning.try_lock() else { return };
         lock(&self.known).keep(pods);
@@ -139,14 +139,14 @@ impl Known {
         now >= *pod.uncounted_since.get_or_insert(now) + INTERVAL
     }
 
-    /// Records that a measurement waits. Returns how long the last one of the pod took.
+    /// Records that a measurement waits. Returns the duration of the pod's last measurement.
     fn begin(&mut self, uid: &str) -> Option<Duration> {
         let pod = self.0.entry(uid.to_owned()).or_default();
         pod.due = None;
         pod.last.map(|(_, took)| took)
     }
 
-    /// Adds a measurement that has ended, and how long it took. The pod may be removed.
+    /// Adds a measurement that has ended, and its duration. Does nothing if the pod was removed.
     fn end(&mut self, uid: &str, measured: PodDiskUsage, took: Duration) {
         if let Some(pod) = self.0.get_mut(uid) {
             pod.last = Some((measured, took));

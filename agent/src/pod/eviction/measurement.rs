@@ -58,7 +58,7 @@ pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, p
     let measure = |pod: Arc<Pod>| {
         let node = Arc::clone(&node);
         async move {
-            // A list of all layers would have counts that are too old to rank the pods.
+            // A list of all layers would return old counts, and the ranking of pods needs recent counts.
             let usage = usage::of(&node, &pod).await;
             MeasuredPod { pod, usage }
         }

@@ -1,4 +1,4 @@
-//! Evictions that are requested, and that the workers of the pods process.
+//! Requested evictions, which the workers of the pods process.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,7 +18,7 @@ pub(crate) struct Evictions {
     preempted: PreemptedPods,
 }
 
-/// Why a pod is evicted.
+/// A requested eviction of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub(crate) message: String,
@@ -27,7 +27,7 @@ pub(crate) struct Evicted {
     pub(crate) grace: u32,
 }
 
-/// What causes an eviction. The texts are eviction signals, for metrics.
+/// Cause of an eviction. The texts are eviction signals, for metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EvictionCause {
     /// The pod exceeded one of its limits.
@@ -43,7 +43,7 @@ pub(crate) enum EvictionCause {
 // === impl EvictionCause ===
 
 impl EvictionCause {
-    /// The eviction signal. None for a shutdown and for a preemption, which are not evictions for Kubernetes.
+    /// The eviction signal. None for a shutdown and for a preemption: Kubernetes does not count them as evictions.
     pub(crate) fn signal(self) -> Option<&'static str> {
         match self {
             Self::Limit(signal) | Self::Pressure(signal) => Some(signal),
@@ -69,7 +69,7 @@ impl EvictionCause {
 // === impl Evictions ===
 
 impl Evictions {
-    /// No evictions yet, and the receiver of the uids of evicted pods.
+    /// Creates the set without evictions, and the receiver of the uids of evicted pods.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<String>) {
         let (woken, receiver) = mpsc::unbounded_channel();
         (Self { requested: Arc::default(), woken, preempted: PreemptedPods::default() }, receiver)
@@ -80,7 +80,7 @@ impl Evictions {
         &self.preempted
     }
 
-    /// The eviction of this pod, if it was requested. The eviction is returned once.
+    /// Removes and returns the requested eviction of this pod.
     pub(crate) fn take(&self, uid: &str) -> Option<Evicted> {
         self.lock().remove(uid)
     }

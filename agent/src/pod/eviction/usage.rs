@@ -24,13 +24,13 @@ use crate::pod::config::sandbox::log_dir_name;
 /// layers, and the eviction must not wait for that.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Maximum checks of pods with limits at the same time.
+/// Maximum concurrent checks of pods with limits.
 pub(super) const CHECKS: usize = 6;
 
-/// Maximum pods that are measured at the same time for a shortage.
+/// Maximum concurrent measurements of pods because of a shortage.
 pub(super) const RANKED: usize = 6;
 
-/// Walks of the directories of pods: one of each check, and one of each pod that is measured for a shortage.
+/// Concurrent walks of the directories of pods: one for each check, and one for each measurement because of a shortage.
 static WALKS: FileWork = FileWork::new(CHECKS + RANKED);
 
 /// The directories of one pod.
@@ -54,8 +54,8 @@ pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     measured.ok().flatten().unwrap_or_default()
 }
 
-/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod. The built-in
-/// runtime then waits for recent counts; without a uid it returns the last counts.
+/// Sizes of writable layers from the runtime, by the uids of pods. `uid` restricts them to one pod. With `uid`, the
+/// built-in runtime waits for recent counts. Without it, the runtime returns the last counts.
 pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<String, Vec<Layer>> {
     let label_selector = uid.map(|uid| (POD_UID.to_owned(), uid.to_owned())).into_iter().collect();
     let filter = Some(ContainerStatsFilter { label_selector, ..ContainerStatsFilter::default() });

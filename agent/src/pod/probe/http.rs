@@ -281,7 +281,7 @@ async fn begin_of(mut body: hyper::body::Incoming) -> Vec<u8> {
     begin
 }
 
-/// Fuzz target: the `Location` of a redirect, which a container chooses. The next request goes to the same host.
+/// Fuzz target: the header `Location` of a redirect, which a container sets. The next request must go to the same host.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let location = String::from_utf8_lossy(data);

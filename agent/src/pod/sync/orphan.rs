@@ -31,7 +31,7 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     found
 }
 
-/// Stops and removes a sandbox that belongs to no pod, with its containers.
+/// Stops and removes a sandbox with the label of another pod, and its containers.
 async fn remove(node: &NodeContext, sandbox: String) {
     tracing::warn!(sandbox, "removing a sandbox with the label of another pod");
     let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
@@ -39,7 +39,7 @@ async fn remove(node: &NodeContext, sandbox: String) {
     let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() };
     let removed = node.runtime.remove_pod_sandbox(request).await.err();
     for error in stopped.iter().chain(&removed) {
-        // The next start of the agent removes it.
+        // The next start of the agent tries again.
         tracing::warn!(
             sandbox,
             error = error.message(),
@@ -49,7 +49,7 @@ async fn remove(node: &NodeContext, sandbox: String) {
 }
 
 /// Adds the pods of the runtime's sandboxes, with the grace periods in the annotations of their containers. Returns the
-/// sandboxes with the label of another pod: no worker observes them.
+/// ids of the sandboxes with the label of another pod. Workers do not observe such sandboxes.
 async fn add_pods_of_runtime<S, C>(
     found: &mut HashMap<String, Arc<Pod>>,
     sandboxes: impl FnMut() -> S,

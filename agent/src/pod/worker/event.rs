@@ -9,7 +9,7 @@ use tokio::sync::Notify;
 use super::super::apply::Report;
 use super::super::probe::Finding;
 
-/// Delay of events while a job runs: most of them are effects of the job, whose end starts a pass anyway.
+/// Delay of events while a job runs. Most of these events are effects of the job, and the end of the job starts a pass.
 const JOB_EVENT_DELAY: Duration = Duration::from_millis(50);
 
 /// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start a pass.
@@ -36,7 +36,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// The next event besides the end of a job. Cancel safe: nothing is taken before the function returns.
+/// Waits for the next event. Cancel safe: no event is taken before the function returns.
 pub(super) async fn next_event(
     reports: &mut mpsc::UnboundedReceiver<Report>,
     findings: &mut mpsc::UnboundedReceiver<Finding>,

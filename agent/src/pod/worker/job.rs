@@ -15,7 +15,7 @@ pub(super) struct RunningJob {
     pub(super) interrupt: CancellationToken,
     /// The kubelet's name of the sync: `create`, `sync` or `kill`.
     pub(super) operation: &'static str,
-    /// Begin of the sync.
+    /// Start of the sync.
     pub(super) begun: Instant,
     /// Grace period in seconds that the job applies to the ending pod. None if the job does not end the pod.
     pub(super) grace: Option<i64>,

@@ -22,7 +22,7 @@ pub(crate) struct Authentication {
 // === impl ControlPlaneSettings ===
 
 impl ControlPlaneSettings {
-    /// `None` after an error, which is in `sources`.
+    /// Checks the settings of authentication. `None` after an error, which is in `sources`.
     pub(super) fn authentication(&self, sources: &mut Sources) -> Option<Authentication> {
         Some(Authentication {
             token_file: self.token_auth_file.clone(),
@@ -35,7 +35,7 @@ impl ControlPlaneSettings {
         })
     }
 
-    /// The issuer of the oidc settings, if any of them is given.
+    /// The OIDC issuer, if any OIDC setting is given.
     fn oidc(&self) -> anyhow::Result<Option<OidcConfig>> {
         let set = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         let config = OidcConfig {
@@ -62,7 +62,7 @@ impl ControlPlaneSettings {
         Ok(file.map(|file| TokenWebhookConfig { file, cache, version }))
     }
 
-    /// The proxies that name the user in headers, if there are any.
+    /// The authenticating proxies, which send the user in headers. `None` if no CA of proxies is set.
     fn request_header(&self) -> Option<RequestHeaderConfig> {
         self.requestheader_client_ca_file.clone().map(|client_ca_file| RequestHeaderConfig {
             client_ca_file,
@@ -74,7 +74,7 @@ impl ControlPlaneSettings {
         })
     }
 
-    /// Authorization by modes or by a file, not by both.
+    /// Checks the settings of authorization. A configuration file excludes the files of the modes ABAC and Webhook.
     pub(super) fn authorization(&self) -> anyhow::Result<AuthorizationConfig> {
         let config = AuthorizationConfig {
             modes: self.authorization_mode.clone(),
@@ -98,7 +98,8 @@ impl ControlPlaneSettings {
     }
 }
 
-/// As upstream, each of the oidc settings needs an issuer and a client ID, and excludes the configuration file.
+/// Checks the OIDC settings. As upstream, each OIDC setting needs an issuer and a client ID, and excludes the
+/// configuration file.
 fn oidc(config: OidcConfig, has_file: bool) -> anyhow::Result<Option<OidcConfig>> {
     if config == OidcConfig::default() {
         return Ok(None);

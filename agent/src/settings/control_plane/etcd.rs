@@ -9,7 +9,7 @@ use super::super::value::GoDuration;
 use super::ControlPlaneSettings;
 
 impl ControlPlaneSettings {
-    /// The connection to etcd, if there are servers.
+    /// The connection to etcd. `None` without etcd servers.
     pub(super) fn etcd(&self) -> anyhow::Result<Option<EtcdConfig>> {
         anyhow::ensure!(
             self.etcd_servers_overrides.is_empty(),
@@ -25,7 +25,7 @@ impl ControlPlaneSettings {
         Ok(checked.map(|etcd| EtcdConfig { compaction, size_max_age, ..etcd }))
     }
 
-    /// Health checks and metrics of the store. As upstream, a timeout of 0 is the default timeout.
+    /// Health checks and metrics of the store. As upstream, 0 means the default timeout.
     pub(super) fn store(&self) -> StoreOptions {
         let default = StoreOptions::default();
         let timeout = |GoDuration(set), default: Duration| if set.is_zero() { default } else { set };
@@ -37,7 +37,7 @@ impl ControlPlaneSettings {
     }
 }
 
-/// The connection to etcd, if there are servers.
+/// Checks the connection to etcd. `None` without etcd servers.
 fn etcd(
     servers: Vec<String>,
     prefix: String,
@@ -72,8 +72,8 @@ fn etcd(
     Ok(Some(EtcdConfig { servers, prefix, ca_file, identity, compaction: None, size_max_age: None }))
 }
 
-/// The interval of compactions; `None` for 0. With a shorter interval, a server that loses etcd for a moment would list
-/// everything again.
+/// Checks the interval of compactions. `None` for 0, which disables them. With less than 10 s, a server that loses etcd
+/// for a moment would list everything again.
 fn compaction_interval(interval: Duration) -> anyhow::Result<Option<Duration>> {
     let is_long = interval.is_zero() || interval >= Duration::from_secs(10);
     anyhow::ensure!(is_long, "etcd-compaction-interval {interval:?} must be 0 or at least 10s");

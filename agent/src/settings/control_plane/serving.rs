@@ -1,4 +1,4 @@
-//! The settings of how the API server serves requests.
+//! The settings of the API server for requests, certificates and TLS.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use super::super::value::{ByteSize, Fraction, GoDuration};
 use super::ControlPlaneSettings;
 
 impl ControlPlaneSettings {
-    /// The options that kube-apiserver has with the same defaults.
+    /// Options that kube-apiserver has, too, with the same defaults.
     pub(super) fn options(&self) -> anyhow::Result<ServerOptions> {
         let GoDuration(event_lifetime) = self.event_ttl;
         anyhow::ensure!(
@@ -92,7 +92,8 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
-/// As upstream, each expression must have a mark of the start and of the end of the host (CVE-2022-1996).
+/// Checks the expressions of CORS origins. As upstream, each expression must mark the start and the end of the host
+/// (CVE-2022-1996).
 fn allowed_origins(expressions: &[String]) -> anyhow::Result<Vec<String>> {
     for expression in expressions {
         let has = |marks: [&str; 2]| marks.iter().any(|mark| expression.contains(*mark));

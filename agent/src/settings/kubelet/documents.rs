@@ -10,13 +10,13 @@ use serde_yaml_ng::{Mapping, Value};
 /// Extension of the files of `--config-dir`, as in the kubelet.
 const EXTENSION: &str = "conf";
 
-/// One file: its fields, and how errors name it.
+/// One file: its fields, and its name in errors.
 pub(super) struct Document {
     pub(super) place: String,
     pub(super) fields: Mapping,
 }
 
-/// The merged fields of all files. Each file takes precedence over those before it, by the rules of JSON merge patches
+/// The merged fields of all files. Each file takes precedence over earlier files, by the rules of JSON merge patches
 /// (RFC 7396): objects are merged, arrays and single values are replaced, and null removes a field.
 pub(super) fn merged(documents: &[Document]) -> Mapping {
     let mut all = documents.first().map(|document| document.fields.clone()).unwrap_or_default();
@@ -30,7 +30,7 @@ fn merge(target: &mut Mapping, patch: &Mapping) {
     for (key, value) in patch {
         match value {
             Value::Null => drop(target.remove(key)),
-            // An object without an earlier one is merged, too: its nulls are removed.
+            // A new object is merged into an empty object, which removes its nulls.
             Value::Mapping(patch) => {
                 let mut below = match target.get_mut(key) {
                     Some(Value::Mapping(below)) => std::mem::take(below),
@@ -44,7 +44,7 @@ fn merge(target: &mut Mapping, patch: &Mapping) {
     }
 }
 
-/// How errors name the file that gives the field at a path: the last file that has it.
+/// The name in errors of the last file that has the field at a path. Without such a file, the first file.
 pub(super) fn place<'a>(documents: &'a [Document], path: &str) -> &'a str {
     let giving = documents.iter().rev().find(|document| has(&document.fields, path));
     giving.or(documents.first()).map_or("", |document| document.place.as_str())
@@ -59,8 +59,8 @@ fn has(fields: &Mapping, path: &str) -> bool {
     }
 }
 
-/// The files of a directory and of its subdirectories, in the order of their names. Files without the extension are
-/// ignored.
+/// The files of a directory and of its subdirectories, in the order of their names. Files without the extension `.conf`
+/// are ignored.
 pub(crate) fn in_directory(directory: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let context = || format!("cannot read the directory {}", directory.display());
     let mut entries = std::fs::read_dir(directory)

@@ -31,9 +31,9 @@ pub(super) enum Support {
     Headers,
     /// The verbosity of klog, for the setting `log-level`.
     Verbosity,
-    /// `true` refuses a machine without this property.
+    /// `true` requires that the machine has this property.
     Demand(Demand),
-    /// The field has no effect, and may only be unset, this number or duration, or a larger one.
+    /// The field has no effect. It may be unset, or have at least this number or duration.
     AtLeast(&'static str),
     /// The field has no effect, and may only be unset or have one of these values.
     Only(&'static [&'static str]),
@@ -189,7 +189,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("userNamespaces.idsPerPod", Support::Only(&["65536"])),
 ];
 
-/// What to do in place of a value that is not supported, by the path of the field.
+/// Advice for values that are not supported, by the path of the field.
 pub(super) const ADVICE: &[(&str, &str)] = &[
     (
         "nodeStatusUpdateFrequency",
@@ -228,7 +228,7 @@ pub(super) const ADVICE: &[(&str, &str)] = &[
     ("maxOpenFiles", "set LimitNOFILE= of the systemd unit"),
 ];
 
-/// What to do in place of a value that is not supported.
+/// Advice for a value that is not supported.
 pub(super) fn advice(path: &str) -> Option<&'static str> {
     ADVICE.iter().find(|(known, _)| *known == path).map(|(_, advice)| *advice)
 }

@@ -1,8 +1,8 @@
-//! Fields that demand a property of the machine: a machine without it is refused.
+//! Fields that require a property of the machine. The node does not start on a machine without the property.
 
 use std::path::Path;
 
-/// Kernel parameters that `protectKernelDefaults` demands, below /proc/sys. Source: `setupKernelTunables` of upstream's
+/// Kernel parameters below /proc/sys that `protectKernelDefaults` requires. Source: `setupKernelTunables` of upstream's
 /// `pkg/kubelet/cm`.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
@@ -16,7 +16,7 @@ const KERNEL: [(&str, &str); 6] = [
 /// A property of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Demand {
-    /// `failCgroupV1`: cgroup v2 alone.
+    /// `failCgroupV1`: only cgroup v2.
     CgroupV2,
     /// `failSwapOn`: no swap.
     NoSwap,
@@ -27,7 +27,7 @@ pub(super) enum Demand {
 // === impl Demand ===
 
 impl Demand {
-    /// Why the machine does not have the property. `proc` is /proc, `cgroup` is the directory of cgroups.
+    /// The error text if the machine does not have the property. `proc` is /proc, `cgroup` is the directory of cgroups.
     pub(super) fn unmet(self, proc: &Path, cgroup: &Path) -> Option<String> {
         match self {
             Self::CgroupV2 => (!cgroup.join("cgroup.controllers").exists()).then(|| {
@@ -63,7 +63,7 @@ impl Demand {
     }
 }
 
-/// Whether a swap is on. The file has a line for each swap after its first line.
+/// Whether swap is on. The file has a header line, and a line for each swap area.
 fn has_swap(swaps: &Path) -> bool {
     std::fs::read_to_string(swaps).is_ok_and(|text| text.lines().skip(1).any(|line| !line.trim().is_empty()))
 }

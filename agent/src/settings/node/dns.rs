@@ -44,7 +44,7 @@ impl NodeDns {
         self.is_served && self.is_derived
     }
 
-    /// Stops serving, because pods of the cluster serve DNS, unless the setting is explicit.
+    /// Leaves DNS to pods of the cluster: the node stops serving, unless `serve-dns` is set explicitly.
     pub(crate) fn leave_to_pods(&mut self) {
         self.is_served &= self.is_explicit;
     }
@@ -88,7 +88,7 @@ impl NodeSettings {
     }
 }
 
-/// The servers by domain, in their order.
+/// Groups the servers by domain. Keeps the order of the servers.
 fn stub_domains(all: Vec<StubServer>) -> Vec<StubDomain> {
     let mut domains: Vec<StubDomain> = Vec::new();
     for StubServer(domain, server) in all {

@@ -20,7 +20,7 @@ pub(crate) struct NodeImages {
 }
 
 impl NodeSettings {
-    /// All errors are collected in `sources`. `None` after an error.
+    /// Checks the settings of images. All errors are collected in `sources`. `None` after an error.
     pub(super) fn images(&self, sources: &mut Sources) -> Option<NodeImages> {
         let gc = sources.take(image_gc::decide(self));
         let verification = sources.take(image_pull::decide(self));
