@@ -12,8 +12,8 @@ const STALE_TTL: u32 = 30;
 #[derive(Clone, Debug)]
 pub(crate) enum ServerAnswer {
     Decoded(Arc<Message>),
-    /// A large answer. A decoded message needs up to 100 times the memory, so the answer is decoded for one reply at a
-    /// time.
+    /// A large answer. The answer is decoded for one reply at a time, because a decoded message needs up to 100 times
+    /// the memory.
     Large(LargeAnswer),
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct LargeAnswer {
 /// The remaining times to live of the records of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Ttls {
-    /// The answer was received `age` seconds ago. No record has a longer time to live than `most` seconds.
+    /// The answer was received `age` seconds ago. At that time, no record had a time to live above `most` seconds.
     Fresh { most: u32, age: u32 },
     /// The answer has expired.
     Stale,
@@ -44,7 +44,8 @@ impl ServerAnswer {
         }
     }
 
-    /// Whether the answer has records of the name.
+    /// Whether the section answer has records. A large answer is not decoded: it counts as positive if its code is
+    /// `NOERROR`.
     pub(crate) fn is_positive(&self) -> bool {
         match self {
             Self::Decoded(message) => !message.answers.is_empty(),
@@ -69,7 +70,7 @@ impl LargeAnswer {
         Self { bytes, code, ttls }
     }
 
-    /// Decodes the answer. The caller has the turn for large messages.
+    /// Decodes the answer. The caller holds the turn for large messages.
     pub(crate) fn decode(&self) -> Option<Message> {
         let mut message = Message::from_vec(&self.bytes).ok()?;
         self.ttls.apply(&mut message);
@@ -98,7 +99,7 @@ impl LargeAnswer {
 // === impl Ttls ===
 
 impl Ttls {
-    /// Sets the times to live of all records.
+    /// Sets the remaining times to live of all records.
     pub(crate) fn apply(self, message: &mut Message) {
         let records =
             message.answers.iter_mut().chain(&mut message.authorities).chain(&mut message.additionals);

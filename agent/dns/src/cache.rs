@@ -18,10 +18,11 @@ const GENERATION_ENTRIES: usize = 4096;
 const GENERATION_BYTES: usize = 4 << 20;
 /// Maximum bytes of the large answers and their names in each of the two generations: 4 MiB in total.
 const LARGE_GENERATION_BYTES: usize = 2 << 20;
-/// Maximum bytes of all names in a stored small answer, without compression. Each use of the answer decodes the names,
-/// and a compressed answer of 4 KiB can contain 80 KiB of names.
+/// Maximum bytes of all names in a stored small answer, without compression. Each use of the answer decodes the names.
+/// A compressed answer of 4 KiB can contain 80 KiB of names.
 const MAX_NAME_BYTES: usize = 24 << 10;
-/// Time for which the failure of all servers is used, as in CoreDNS (RFC 9520 requires at least a second).
+/// Time for which a failure is cached if no server has a usable answer. CoreDNS has the same time. RFC 9520 requires at
+/// least one second.
 const FAILURE_TTL: Duration = Duration::from_secs(5);
 /// Maximum time after expiry for which an answer is still used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
@@ -38,7 +39,8 @@ pub(crate) struct Question {
     pub(crate) kind: RecordType,
 }
 
-/// An answer and its age. The message is stored in wire format: a parsed message needs up to 100 times the memory.
+/// An answer and the time at which it was stored. The message is in wire format, because a decoded message needs up to
+/// 100 times the memory.
 struct Entry {
     message: Arc<[u8]>,
     code: ResponseCode,
@@ -57,7 +59,7 @@ pub(crate) enum Cached {
     Stale(ServerAnswer),
 }
 
-/// The cache. Large answers have generations of their own, so that they cannot remove the many small ones.
+/// The cache. Large answers have their own generations, so they cannot evict the small answers.
 pub(crate) struct Cache {
     small: Generations,
     large: Generations,
@@ -134,14 +136,14 @@ impl Cache {
         self.evictions
     }
 
-    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. `message` has no records if the
-    /// answer is large.
+    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. `message` is the decoded answer; the
+    /// records of a large answer are not decoded.
     pub(crate) fn put(&mut self, question: Question, message: &Message, summary: Summary, bytes: Arc<[u8]>) {
         let Summary { code, is_positive, lifetime, .. } = summary;
         if !matches!(code, ResponseCode::NoError | ResponseCode::NXDomain) {
             return;
         }
-        // An older answer is wrong now, even if the new answer is not stored (RFC 8767, section 4).
+        // Remove the older answer, even if the new answer is not stored (RFC 8767, section 4).
         self.small.remove(&question);
         self.large.remove(&question);
         let is_stored = |lifetime: &Duration| !lifetime.is_zero() && name_bytes(message) <= MAX_NAME_BYTES;
@@ -152,7 +154,8 @@ impl Cache {
         generations.insert(question, entry, &mut self.evictions);
     }
 
-    /// Stores that the servers cannot answer a question. A stored answer stays, also an expired one: it is more useful.
+    /// Caches the failure of the servers for a question. If the cache has an answer, the function does nothing: even an
+    /// expired answer is more useful.
     pub(crate) fn put_failure(&mut self, question: Question) {
         if self.get(&question).is_some() {
             return;

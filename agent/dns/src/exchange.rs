@@ -1,5 +1,5 @@
-//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. If the answer by TCP cannot be used,
-//! the truncated answer is used.
+//! Sends one query to one server by UDP. If the answer is truncated, the query is repeated by TCP. If the answer by TCP
+//! cannot be used, the truncated answer is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -21,12 +21,12 @@ pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
 
-/// Maximum time for an answer by TCP, after a truncated answer by UDP.
+/// Maximum time for an answer by TCP. The time begins after the truncated answer by UDP.
 const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
-/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers,
-/// but of messages with 16 KiB of random data, fewer than one in 200,000 has a longer chain.
+/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers.
+/// Of messages with 16 KiB of random data, fewer than one in 200,000 has a longer chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;
@@ -40,7 +40,7 @@ pub(crate) struct Received {
     pub(crate) summary: Summary,
 }
 
-/// The client that an exchange serves, and the limit on the memory for its answers.
+/// The client for which the query is sent, and the limits on the memory for answers.
 #[derive(Clone, Copy)]
 pub(crate) struct Requester<'a> {
     pub(crate) client: IpAddr,
@@ -50,7 +50,7 @@ pub(crate) struct Requester<'a> {
 // === impl Received ===
 
 impl Received {
-    /// The answer with these bytes, if it belongs to the query.
+    /// Decodes an answer. Fails if the answer does not belong to the query.
     fn read(bytes: Vec<u8>, query: &Message, kind: RecordType) -> io::Result<Self> {
         let message = decode(&bytes)?;
         if !answers(&message, query) {
@@ -99,7 +99,8 @@ pub(crate) async fn exchange(
                 Ok(received) => received.and_then(|bytes| Received::read(bytes, &query, question.kind)),
                 Err(elapsed) => Err(elapsed.into()),
             };
-            // A firewall may drop TCP. The truncated answer shows that the server works.
+            // A failure of TCP is not a failure of the server: a firewall may drop TCP, and the server has answered by
+            // UDP.
             return received.or_else(|error| {
                 tracing::debug!(%server, %error, "a truncated DNS answer has no usable answer by TCP");
                 buffer.truncate(size);
@@ -112,7 +113,7 @@ pub(crate) async fn exchange(
     Err(io::Error::other("too many datagrams that do not answer the query"))
 }
 
-/// Sends the query by TCP. Fails if the client has no memory left for the answer.
+/// Sends the query by TCP. Fails if the answer exceeds the limits on memory for answers.
 async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
@@ -125,8 +126,8 @@ async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> i
     Ok(buffer)
 }
 
-/// Decodes the message of another server. Of a large message, only the header and the question are decoded: the decoded
-/// records need up to 100 times the memory, and the decoding takes long.
+/// Decodes the message of another server. Of a large message, only the header and the question are decoded. Decoded
+/// records need up to 100 times the memory, and their decoding takes long.
 fn decode(bytes: &[u8]) -> io::Result<Message> {
     let mut decoder = BinDecoder::new(bytes);
     let Header { metadata, counts, .. } = Header::read(&mut decoder).map_err(io::Error::other)?;
@@ -177,7 +178,8 @@ fn query(question: &Question) -> Message {
     message
 }
 
-/// Whether a server without EDNS refuses the query (RFC 6891, section 7). Such an answer often has no question.
+/// Whether the server refuses the query because it does not support EDNS (RFC 6891, section 7). Such an answer often
+/// has no question, so the question is not compared.
 fn refuses_edns(answer: &Message, query: &Message) -> bool {
     query.edns.is_some()
         && answer.edns.is_none()

@@ -1,5 +1,5 @@
-//! Queries that wait for their reply. Clients are served in round-robin order: a flood of one client delays no other
-//! client.
+//! Queue of the waiting work of clients, such as queries. Clients are served in round-robin order: a flood of one
+//! client delays no other client.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;

@@ -1,8 +1,8 @@
 //! Forwarder for names outside the cluster: sends queries to other servers, and caches their answers.
 //!
-//! Concurrent equal questions share one query. Otherwise an attacker could repeat a question, and each query would be
-//! another chance for a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A
-//! frequently used answer is renewed before it expires.
+//! Concurrent equal questions share one query. Otherwise each repeated question would give an attacker another chance
+//! to forge the answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used
+//! answer is renewed before it expires.
 
 use std::collections::HashMap;
 use std::io;
@@ -30,7 +30,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
 /// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of
-/// the maximum are pending. A renewal needs no permit of a client, so without this limit clients could cause any number
+/// the maximum are pending. A renewal needs no permit of a client. Without this limit, clients could cause any number
 /// of renewals.
 const RENEWALS_PART: usize = 8;
 
@@ -60,7 +60,7 @@ enum NoAnswer {
 struct PendingQuery {
     upstream: Arc<Upstream>,
     question: Question,
-    /// The client that has started the query. Answers by TCP use the memory of this client.
+    /// The client that has started the query. The memory for an answer by TCP counts for this client.
     client: IpAddr,
 }
 
@@ -215,7 +215,7 @@ impl Upstream {
                     server.metrics.responded(code, sent_at.elapsed());
                     match (is_useful(code), is_truncated) {
                         (true, false) => return self.store(question, received),
-                        // Another server may answer by TCP.
+                        // Try the next server: it may answer by TCP.
                         (true, true) => {
                             truncated = truncated.or_else(|| Some(first_records(received.message)))
                         }
@@ -244,7 +244,7 @@ impl Upstream {
         server_failure()
     }
 
-    /// Stores an answer in the cache.
+    /// Stores an answer in the cache, and returns it for the reply.
     fn store(&self, question: &Question, Received { mut message, bytes, summary }: Received) -> ServerAnswer {
         let (bytes, ttls): (Arc<[u8]>, _) = (bytes.into(), summary.ttls());
         self.cache().put(question.clone(), &message, summary, Arc::clone(&bytes));
@@ -288,7 +288,7 @@ async fn wait(outcome: Option<Outcome>) -> Option<ServerAnswer> {
     answered.clone()
 }
 
-/// The first records of a truncated answer. It is not cached, and a reply by UDP has room for no more records.
+/// The first records of a truncated answer. A reply by UDP has no room for more records.
 fn first_records(mut message: Message) -> ServerAnswer {
     message.answers.truncate(SMALL_RECORDS);
     message.authorities.truncate(SMALL_RECORDS);
@@ -300,8 +300,9 @@ fn server_failure() -> ServerAnswer {
     ServerAnswer::Decoded(Arc::new(Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)))
 }
 
-/// Whether the response is final. After a failure or a refusal the next server is queried. A code of EDNS, such as
-/// `BADVERS`, concerns the query of this server. The reply to a client without EDNS has no room for such a code.
+/// Whether the response is final. After a failure or a refusal the next server is queried. An extended code of EDNS,
+/// such as `BADVERS`, is not final. It refers to the query of the forwarder, not to the query of the client. A client
+/// without EDNS cannot receive such a code.
 fn is_useful(code: ResponseCode) -> bool {
     code.high() == 0 && !matches!(code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
 }

@@ -1,9 +1,9 @@
 //! Turns for work with large messages: to decode, build and encode them.
 //!
-//! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the
-//! decoding and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of
-//! the node. Clients take turns: one client with many large messages delays another client by one message. Small
-//! messages need no turn.
+//! A client chooses the names that it queries, and so the sizes of their answers. A query of 50 bytes can cause the
+//! decoding and encoding of thousands of records. One task at a time does this work, so it uses at most one core of the
+//! node. Clients take turns: one client with many large messages delays another client by one message. Small messages
+//! need no turn.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +17,7 @@ use crate::limit::{Limit, Permit};
 pub(crate) const SMALL_RECORDS: usize = 100;
 /// Maximum bytes of a message that is decoded without a turn.
 pub(crate) const SMALL_BYTES: usize = 4096;
-/// The client of queries for which no client waits, such as the renewal of a cached answer.
+/// Placeholder for the client of a query for which no client waits, such as a renewal of a cached answer.
 pub(crate) const NO_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 /// Maximum bytes of the answers that are being received by TCP: in total, and for each client.
 const RECEIVED_BYTES: (usize, usize) = (8 << 20, 1 << 20);
@@ -33,7 +33,7 @@ struct Turns {
     waiting: FairQueue<oneshot::Sender<Turn>>,
 }
 
-/// The right to work on a large message. When dropped, it goes to a task of the next client.
+/// The permission to work on one large message. When it is dropped, a task of the next client gets the turn.
 pub(crate) struct Turn {
     turns: Arc<Mutex<Turns>>,
 }
@@ -47,7 +47,8 @@ impl LargeMessages {
         Self { turns: Arc::new(Mutex::new(turns)), received }
     }
 
-    /// Memory for an answer of this number of bytes, until it is received. `None` at the limits.
+    /// Reserves memory for an answer that is being received. The caller drops the permit when the answer is complete.
+    /// `None` if a limit is reached.
     pub(crate) fn reserve(&self, client: IpAddr, bytes: usize) -> Option<Permit> {
         self.received.take_units(client, bytes)
     }
@@ -71,11 +72,11 @@ impl LargeMessages {
             Ok(turn) => return Some(turn),
             Err(waiting) => waiting,
         };
-        // An error means that the queue had no room.
+        // The queue drops the sender if it has no room. Then `await` returns an error.
         waiting.await.ok()
     }
 
-    /// Takes the turn if it is free. Otherwise the client's next turn arrives by the returned channel.
+    /// Takes the turn if it is free. Otherwise returns a channel that delivers the client's next turn.
     fn take_or_wait(&self, client: IpAddr) -> Result<Turn, oneshot::Receiver<Turn>> {
         let mut turns = lock(&self.turns);
         if !turns.is_taken {
@@ -100,12 +101,13 @@ impl Drop for Turn {
     fn drop(&mut self) {
         let next = {
             let mut turns = lock(&self.turns);
-            // Tasks that have ended are skipped in a loop: each of them would nest another call of this function.
+            // Skip tasks that have ended in a loop. Otherwise `send` would return the turn, and its drop would call
+            // this function recursively.
             let next = std::iter::from_fn(|| turns.waiting.pop()).find(|next| !next.is_closed());
             turns.is_taken = next.is_some();
             next
         };
-        // If the task ends just now, the turn comes back, and its drop passes it on.
+        // If the task ends at this moment, `send` returns the turn. Its drop passes the turn to the next task.
         if let Some(next) = next {
             drop(next.send(Turn { turns: Arc::clone(&self.turns) }));
         }

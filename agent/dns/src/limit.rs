@@ -11,7 +11,7 @@ pub(crate) struct Limit {
     total: usize,
     /// Maximum units of each client.
     each: usize,
-    /// The units in use: in total, and of each client.
+    /// Units in use: in total, and by client.
     counts: Arc<Mutex<(usize, HashMap<IpAddr, usize>)>>,
 }
 

@@ -21,7 +21,8 @@ const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
 
-/// Maximum aliases of the cluster in an answer. CoreDNS follows `maxCnameChainLength` (10) aliases after the first one.
+/// Maximum number of aliases of the cluster that an answer follows. CoreDNS follows `maxCnameChainLength` (10) aliases
+/// after the first one.
 const ALIASES_MAX: usize = 11;
 
 /// The protocol of a reply.
@@ -30,7 +31,7 @@ pub(crate) enum Transport {
     Udp,
     /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] records is cut.
     Tcp,
-    /// TCP, with all records. The caller has the turn for large messages.
+    /// TCP, with all records. The caller holds the turn for large messages.
     TcpLarge,
 }
 
@@ -53,7 +54,7 @@ pub(crate) struct Response {
     /// Number of records up to which an answer of the zone is built.
     built_records: usize,
     forwarded: Option<Forwarded>,
-    /// A large answer, for a reply by TCP.
+    /// A large answer that is not decoded yet, for a reply by TCP.
     undecoded: Option<Undecoded>,
 }
 
@@ -64,7 +65,7 @@ struct Forwarded {
     name: Name,
 }
 
-/// The large answer of another server. It becomes [`Forwarded`] when it is decoded.
+/// A large answer of another server that is not decoded yet. [`Response::decoded`] turns it into [`Forwarded`].
 struct Undecoded {
     answer: LargeAnswer,
     name: Name,
@@ -109,7 +110,7 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
         }
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_PAYLOAD);
-        // RFC 3225, section 3: the flag is copied.
+        // The reply copies the flag DO of the query (RFC 3225, section 3).
         edns.set_dnssec_ok(theirs.flags().dnssec_ok);
         reply.message.set_edns(edns);
         if theirs.version() > 0 {
@@ -159,7 +160,7 @@ fn refused_by_header(bytes: &[u8]) -> Option<Reply> {
     Some(Reply::Now(Response::new(message)))
 }
 
-/// Adds the addresses of an alias. An alias of the cluster may be the target of another alias.
+/// Adds the addresses of an alias. The target of an alias may be another alias of the cluster.
 fn complete(mut reply: Response, question: &Query, mut alias: Name, sources: Sources<'_>) -> Reply {
     for _ in 0..ALIASES_MAX {
         let found = sources.zone.answer_up_to(&alias, question.query_type, reply.built_records);
@@ -268,7 +269,8 @@ impl Response {
         }
     }
 
-    /// Adds the records of a truncated answer. A client by TCP cannot ask for the rest.
+    /// Adds the records of a truncated answer. A reply by TCP is a failure instead, because the client cannot ask for
+    /// the rest.
     fn forward_truncated(&mut self, answer: Arc<Message>, name: Name) {
         if self.limit == u16::MAX {
             self.message.metadata.response_code = ResponseCode::ServFail;
@@ -278,7 +280,7 @@ impl Response {
         }
     }
 
-    /// Decodes a large answer of another server. The caller has the turn for large messages.
+    /// Decodes the large answer of another server, if the reply has one. The caller holds the turn for large messages.
     pub(crate) fn decoded(mut self) -> Self {
         if let Some(Undecoded { answer, name }) = self.undecoded.take() {
             self.forward(answer.decode(), name);
@@ -302,16 +304,16 @@ impl Response {
     }
 
     /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section
-    /// answer, as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so
-    /// its cost does not depend on the number of further records.
+    /// answer, as in CoreDNS. These records help clients that do not repeat their query by TCP. The encoding ends at
+    /// the maximum size, so its cost does not depend on the number of further records.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
         let Some((bytes, header)) = self.emit(None) else { return self.message.truncate().to_vec().ok() };
         // A message by TCP has the records for which there is room.
         if !header.metadata.truncation || self.limit == u16::MAX {
             return Some(bytes);
         }
-        // The record of EDNS is not longer than any other record. So it fits into the place of the first record after the
-        // answers, or of the last answer.
+        // The EDNS record needs the place of one encoded record, because every record is at least as long. Use the
+        // place of an authority or additional record, otherwise of the last answer.
         let HeaderCounts { answers, authorities, additionals, .. } = header.counts;
         let has_room = self.message.edns.is_none() || authorities > 0 || additionals > 0;
         let kept = usize::from(answers).saturating_sub(usize::from(!has_room));
@@ -319,7 +321,8 @@ impl Response {
         Some(bytes)
     }
 
-    /// Encodes the reply up to its maximum size. With `kept`, the reply is truncated to this number of answers.
+    /// Encodes the reply up to its maximum size. `kept` truncates the reply to this number of answers, without
+    /// authority and additional records.
     fn emit(&self, kept: Option<usize>) -> Option<(Vec<u8>, Header)> {
         let own = &self.message;
         let (respelled, answers) =
@@ -343,7 +346,7 @@ impl Response {
                 own.signature.as_deref(),
                 &mut encoder,
             );
-            // The buffer may end with a part of a record that has no room.
+            // The buffer may end with an incomplete record.
             encoder.trim();
             header
         };

@@ -264,8 +264,8 @@ struct UdpQuery {
 // === impl UdpQuery ===
 
 impl UdpQuery {
-    /// Sends the reply. While the kernel's buffer is full, the reply is dropped: replies that one client does not
-    /// receive must not delay other clients, and clients repeat queries.
+    /// Sends the reply. If the kernel's buffer is full, the reply is dropped. Otherwise a client that does not receive
+    /// its replies would delay other clients. A client repeats a query without a reply.
     fn answer(&self, upstream: &Upstream, response: &Response) {
         let by = ReceivedBy { client: self.client.ip(), is_tcp: false, began: self.began };
         record(response, upstream, by);

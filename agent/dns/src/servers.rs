@@ -252,7 +252,7 @@ fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
     all.take(SERVERS_MAX).collect()
 }
 
-/// The address of a server. A link-local address has its interface: `fe80::1%eth0`.
+/// Parses the address of a server. A link-local address names its interface, for example `fe80::1%eth0`.
 fn parse_address(text: &str) -> Option<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Some(SocketAddr::new(address, PORT));

@@ -1,8 +1,8 @@
-//! The summary of another server's answer: what the forwarder and the cache must know about it.
+//! The summary of another server's answer, for the forwarder and the cache.
 //!
-//! The summary is read from the wire format in one pass. It decodes no names and no data of records, so it costs little
-//! for large answers too. A large answer is decoded later, for each reply, in the turn of the client that gets the
-//! reply.
+//! The summary is read from the wire format in one pass. The pass decodes no names and no data of records, so it is
+//! cheap for large answers, too. A large answer is decoded later for each reply, in the turn of the client that gets
+//! the reply.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ pub(crate) struct Summary {
     pub(crate) is_truncated: bool,
     /// Whether the section answer has records.
     pub(crate) is_positive: bool,
-    /// The time for which the answer may be used. `None` if it must not be cached.
+    /// The time for which the answer may be cached. `None` if it must not be cached.
     pub(crate) lifetime: Option<Duration>,
 }
 
@@ -37,7 +37,7 @@ struct RawRecord<'a> {
     data: &'a [u8],
 }
 
-/// Times to live of the records that decide about the lifetime of an answer, in seconds.
+/// The records that determine the lifetime of an answer. Times are in seconds.
 #[derive(Default)]
 struct Lifetimes {
     /// The shortest time to live of the section answer.
@@ -87,7 +87,7 @@ impl Summary {
         Some(Self { code, is_truncated, is_positive: counts.answers > 0, lifetime })
     }
 
-    /// The times to live of a new answer's records. As in CoreDNS, no record lives longer than the answer in the cache.
+    /// The times to live of a new answer. As in CoreDNS, no record has a longer time to live than the cached answer.
     pub(crate) fn ttls(&self) -> Ttls {
         let seconds = |lifetime: Duration| u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
         Ttls::Fresh { most: self.lifetime.map_or(u32::MAX, seconds), age: 0 }
@@ -97,8 +97,8 @@ impl Summary {
 // === impl Lifetimes ===
 
 impl Lifetimes {
-    /// The time for which an answer with this code may be used. An answer with a SOA record and without a record of the
-    /// queried type is negative, also if it begins with aliases (RFC 2308, section 2).
+    /// The time for which an answer with this code may be used. An answer is negative if it has a SOA record, but no
+    /// record of the queried type. It may begin with aliases (RFC 2308, section 2).
     fn of_answer(&self, code: ResponseCode) -> Option<Duration> {
         let (ttl, most) = match (code, self.answer, self.soa) {
             (ResponseCode::NoError, Some(ttl), soa) if self.is_complete || soa.is_none() => (ttl, MAX_TTL),

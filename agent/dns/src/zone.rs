@@ -55,7 +55,7 @@ impl Zone {
     }
 
     /// The answer for a name and a record type. `None` if the name does not belong to the cluster. The answer is built
-    /// up to about `most` records: a reply has no room for that many.
+    /// up to about `most` records. The caller chooses a number for which the reply has no room.
     pub(crate) fn answer_up_to(&self, name: &Name, kind: RecordType, most: usize) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
@@ -130,7 +130,7 @@ struct Lookup<'a> {
     most: usize,
 }
 
-/// The port in the name of an SRV record. An empty name or protocol stands for all of them.
+/// The port in the name of an SRV record. An empty name matches all names, and an empty protocol matches all protocols.
 #[derive(Clone, Copy)]
 struct NamedPort<'a> {
     name: &'a str,
@@ -138,8 +138,8 @@ struct NamedPort<'a> {
 }
 
 impl NamedPort<'_> {
-    /// Whether a port has this name and this protocol. As in CoreDNS, `_._tcp` stands for all ports of the protocol,
-    /// and `_http._` for a port of any protocol.
+    /// Whether a port has this name and this protocol. As in CoreDNS, `_._tcp` matches all ports of the protocol, and
+    /// `_http._` matches this port with any protocol.
     fn matches(&self, name: &str, protocol: &str) -> bool {
         (self.name.is_empty() || self.name == name)
             && (self.protocol.is_empty() || self.protocol.eq_ignore_ascii_case(protocol))
@@ -238,7 +238,7 @@ impl Lookup<'_> {
         if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
             return self.alias(spec.and_then(|spec| spec.external_name.as_deref()).unwrap_or_default());
         }
-        // The specification, section 2.4.1: without ready endpoints the name does not exist.
+        // Without ready endpoints the name does not exist (section 2.4.1 of the specification).
         if is_headless(service) && endpoints.hosts().next().is_none() {
             return not_found(endpoints);
         }
@@ -252,7 +252,7 @@ impl Lookup<'_> {
     }
 
     fn alias(&self, target: &str) -> Answer {
-        // As in CoreDNS, an address is no alias.
+        // As in CoreDNS, the name does not exist if the external name is an IP address.
         let target = Some(target).filter(|target| target.parse::<IpAddr>().is_err());
         let Some(Ok(mut target)) = target.map(Name::from_ascii) else { return absent() };
         target.set_fqdn(true);
@@ -275,7 +275,7 @@ impl Lookup<'_> {
         let fits = |name: &str, protocol: &str| only.is_none_or(|port| port.matches(name, protocol));
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<SrvTarget> = Vec::new();
-        // Several targets may become one record: those of an endpoint with two addresses, or of one in two slices.
+        // Several targets may become one record: an endpoint can have two addresses, or can be in two slices.
         let most = self.most.saturating_mul(4).min(RECORDS_MAX);
         if is_headless(service) {
             // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never

@@ -14,8 +14,8 @@
 //! forward, output            ─ new, not translated, to an address in the ranges of services ─► drop
 //! ```
 //!
-//! Established connections leave each filter at its second rule at the latest. The first packet of a connection to a
-//! cluster IP costs two look-ups: its chain and its target.
+//! The packets of established connections leave each filter at the first or second rule. The first packet of a
+//! connection to a cluster IP costs two look-ups: its chain and its target.
 
 use std::net::Ipv6Addr;
 
@@ -37,7 +37,7 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
 pub(crate) const POSTROUTING: &str = "postrouting";
-/// The chain for UDP packets to the overlay's port.
+/// Name of the chain for UDP packets to the overlay's port.
 const OVERLAY_PORT: &str = "overlay-port";
 
 pub(crate) const MAPS: [Map; 9] = [
@@ -229,11 +229,13 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Matches UDP packets to the overlay's port, at any address. None if no packet has to be dropped.
+/// The rule that sends UDP packets to the overlay's port, at any address, to the chain `overlay-port`. `None` without
+/// an overlay port or without pod networks.
 ///
-/// Filters have this rule before the rule for established connections, because a pod can reply to a datagram from the
-/// overlay's port. Another node preserves this port when it masquerades a datagram of a pod. After the node's conntrack
-/// entry has expired, the node takes the reply for a packet of the overlay.
+/// In filters, this rule precedes the rule for established connections. Otherwise a pod could reach the overlay of
+/// another node. First, a pod of the other node sends a datagram from the overlay's port. The other node masquerades
+/// the datagram and preserves the port. If its conntrack entry expires before the reply arrives, it takes the reply for
+/// a packet of the overlay.
 fn to_overlay_port(node: &NodeView) -> Option<Rule> {
     const UDP: u8 = 17;
     let port = node.overlay_port.filter(|_| !node.pod_networks.is_empty())?;
@@ -241,7 +243,7 @@ fn to_overlay_port(node: &NodeView) -> Option<Rule> {
     Some(udp.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).jump(OVERLAY_PORT))
 }
 
-/// Rules that drop packets of pods.
+/// Rules of the chain `overlay-port`: they drop the packets of pods.
 fn drop_of_pods(node: &NodeView) -> Vec<Rule> {
     let of_pods = node.pod_networks.iter().map(|pods| Rule::of_family(pods.is_ipv4()).from(*pods, false));
     // A pod with an IPv6 address can also send from its link-local address. Nodes never use link-local addresses for
@@ -257,8 +259,8 @@ fn overlay_port(transaction: &mut Transaction<'_>, node: &NodeView) {
     drop_of_pods(node).iter().for_each(|rule| transaction.rule(OVERLAY_PORT, rule));
 }
 
-/// Makes a table that only drops packets of pods to the overlay's port. Nothing is made without an overlay
-/// that has a port.
+/// Makes a table that only drops packets of pods to the overlay's port. Does nothing without an overlay port or without
+/// pod networks.
 pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeView) {
     let Some(rule) = to_overlay_port(node) else { return };
     transaction.make_table();

@@ -197,7 +197,8 @@ fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
     });
 }
 
-/// In an earlier version, the tables accepted established connections first.
+/// The reply belongs to an established connection, so the rule for the overlay's port must precede the rule for
+/// established connections.
 #[test]
 fn pods_cannot_reply_to_the_overlay_port() {
     const MARKER: u16 = 8474;
@@ -272,7 +273,8 @@ fn source_ranges_of_a_load_balancer_apply_to_processes_of_the_node() {
     });
 }
 
-/// A packet that starts an SCTP association (RFC 9260, section 3.3.2). The kernel fills the empty fields of the IPv4 header.
+/// A packet that starts an SCTP association (RFC 9260, section 3.3.2). The kernel fills the empty fields of the IPv4
+/// header.
 fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
     let ip = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 132, 0, 0, 0, 0, 0, 0][..], &to].concat();
     // An INIT has no verification tag. The checksum is zero, because nothing on the way of the packet checks it.
@@ -411,16 +413,16 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
-/// The client has few ports. So it uses each port again while the kernel still tracks the last connection of the port. That
-/// connection may have led to a former endpoint.
+/// The client has few ports. So it uses each port again while the kernel still tracks the last connection of the port.
+/// That connection may have led to a former endpoint.
 #[test]
 fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
     const CONNECTIONS: usize = 4000;
     on_a_node(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         let endpoints = listening_endpoints(|address, listener| {
-            // The server closes first, so that the waiting time of the connection (TIME_WAIT) is on its side. The client
-            // may have closed the connection.
+            // The server closes first, so that the waiting time of the connection (TIME_WAIT) is on its side. The
+            // client may have closed the connection.
             for mut stream in listener.incoming().flatten() {
                 stream.write_all(address.as_bytes()).ok();
             }

@@ -1,5 +1,5 @@
-//! Services, endpoints and policies change together, and other programs flush the tables. Random packets of pods, of
-//! the node and from outside go where an independent model sends them.
+//! Services, endpoints and policies change at random, and other programs flush the tables. Random packets come from
+//! pods, from the node and from outside. An independent model predicts their delivery.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 #[path = "property/conntrack.rs"]
@@ -106,7 +106,7 @@ fn slice(key: &Key, spec: &ServiceSpec, is_ipv4: bool) -> Value {
         "addressType": family, "endpoints": endpoints.collect::<Vec<_>>(), "ports": ports.collect::<Vec<_>>()})
 }
 
-/// The facts of a pod. Pods of other nodes are peers of rules.
+/// The facts of a pod. Pods of other nodes are needed as peers of policy rules.
 fn facts(world: &World, pod: u8) -> PodFacts {
     let ips = [true, false].map(|is_ipv4| json!({"ip": pod_address(pod, is_ipv4)}));
     let value = json!({"metadata": {"uid": format!("u{pod}"), "namespace": NAMESPACES[namespace_of(pod)],
@@ -151,7 +151,7 @@ fn policy(number: u8, policy: &Policy) -> NetworkPolicy {
     serde_json::from_value(value).unwrap()
 }
 
-/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets the number; the default is 400.
+/// Number of changes. Set by `CORACLE_PROPERTY_CHANGES`; the default is 400.
 fn changes() -> usize {
     std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(400)
 }

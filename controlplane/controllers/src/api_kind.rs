@@ -36,7 +36,8 @@ pub(crate) struct Discovered {
 const ENCODED: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>').add(b'?').add(b'`').add(b'{').add(b'}');
 
-/// The path segment of an object's name. `None` if no object can have this name: names in owner references are free text.
+/// The path segment of an object's name. `None` if no object can have this name: names in owner references are free
+/// text.
 fn path_segment(name: &str) -> Option<String> {
     let is_possible = !matches!(name, "" | "." | "..") && !name.contains(['/', '%', '\\']);
     is_possible.then(|| utf8_percent_encode(name, ENCODED).to_string())
@@ -66,7 +67,8 @@ impl Discovered {
                 }
                 for resource in &version.resources {
                     let kind = ApiKind::read(name, known, resource);
-                    // As upstream: a server of metrics has resources without a kind, which only have subresources.
+                    // As upstream, skip resources without a kind. A metrics server has such resources; they only have
+                    // subresources.
                     if kind.resource.kind.is_empty() {
                         continue;
                     }
@@ -199,8 +201,8 @@ impl ApiKind {
         client.request(request).await.map_err(self.failed("list", &place))
     }
 
-    /// Applies an empty configuration to this version of an object. The API server then writes the object again if it is
-    /// stored in another form. The object is not created if it does not exist any more.
+    /// Applies an empty configuration to this version of an object. The API server then writes the object again if it
+    /// is stored in another form. The object is not created if it does not exist any more.
     pub(crate) async fn rewrite(
         &self,
         client: &Client,

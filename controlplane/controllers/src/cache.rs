@@ -136,7 +136,7 @@ impl<K: Object> Cache<K> {
         state.at(state.index.in_namespace(namespace))
     }
 
-    /// The first objects of one namespace, at most `limit`.
+    /// At most `limit` objects of one namespace, in the order of the names.
     pub(crate) fn first_in_namespace(&self, namespace: &str, limit: usize) -> Vec<Arc<K>> {
         let state = self.lock();
         state.at(state.index.first_in_namespace(namespace, limit))

@@ -98,14 +98,15 @@ pub(crate) struct PodSpec {
     /// The node that the pod's node affinity selects. Daemon pods have this field before they are bound.
     #[serde(rename = "affinity", deserialize_with = "pinned_node")]
     pub(crate) pinned_node: Option<String>,
-    /// Only containers with named ports, because services refer to named ports.
+    /// After [`Object::slim`], only containers with named ports, because services refer to named ports.
     pub(crate) containers: Vec<PodContainer>,
-    /// Only sidecars with named ports: restartable init containers, which run beside the containers.
+    /// Sidecars: restartable init containers, which run beside the containers. After [`Object::slim`], only sidecars
+    /// with named ports.
     #[serde(rename = "initContainers", deserialize_with = "sidecars")]
     pub(crate) sidecars: Vec<PodContainer>,
-    /// The requests of the pod as a whole, until [`Object::slim`].
+    /// The requests of the pod as a whole. `None` after [`Object::slim`].
     resources: Option<Resources>,
-    /// All requests, after [`Object::slim`].
+    /// The requests of the pod and its containers. `None` before [`Object::slim`].
     #[serde(skip)]
     pub(crate) requests: Option<Arc<PodRequests>>,
     /// Only volumes that use claims.
@@ -117,12 +118,12 @@ pub(crate) struct PodSpec {
     pub(crate) scheduling_group: Option<Box<PodSchedulingGroup>>,
 }
 
-/// A container's ports.
+/// A container: its ports, and its requests until [`Object::slim`].
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodContainer {
     pub(crate) ports: Option<Vec<PodPort>>,
-    /// The name and the requests, until [`Object::slim`].
+    /// `None` after [`Object::slim`].
     name: Option<String>,
     resources: Option<Resources>,
 }

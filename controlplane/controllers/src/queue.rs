@@ -21,8 +21,9 @@ use crate::error::Error;
 /// First back-off after a failed reconcile. Each further failure doubles it, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(5);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
-/// Maximum delay of [`Next::After`]. A later reconcile follows after several such delays. A user can create and delete
-/// very many objects with times that are years away, so the keys of deleted objects must not stay that long.
+/// Maximum delay of [`Next::After`]. A longer delay becomes several delays, each followed by a reconcile. Otherwise the
+/// keys of deleted objects could stay in the queue for years: a user can create and delete very many objects with
+/// distant times.
 const MAX_DELAY: Duration = Duration::from_secs(3600);
 /// Timeout of one reconcile, so that a request without a response does not block a worker forever. An interrupted
 /// reconcile of many objects continues at the retry, because it starts from the observed state.
@@ -59,8 +60,8 @@ struct State<T> {
 pub(crate) enum Next {
     /// After the next change.
     Wait,
-    /// After this time, or after the next change if the change is earlier. Times longer than [`MAX_DELAY`] are shortened,
-    /// so the reconcile compares the time again.
+    /// After this time, or after the next change if the change is earlier. A time longer than [`MAX_DELAY`] is
+    /// shortened to it, so each reconcile must compare the time again.
     After(Duration),
     /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
@@ -223,8 +224,8 @@ impl<T: QueueKey> Queue<T> {
             let running = self.meter.begin();
             let reconciled = tokio::time::timeout(RECONCILE_TIMEOUT, reconcile(key.clone())).await;
             drop(running);
-            // A reconcile that writes nothing waits for nothing. Thousands of them must not occupy a thread of the
-            // runtime, which can have two threads.
+            // A reconcile without requests never yields. Thousands of such reconciles in sequence must not block a
+            // thread of the runtime, which can have only two threads.
             tokio::task::yield_now().await;
             match reconciled.unwrap_or(Err(Error::TooLong { limit: RECONCILE_TIMEOUT })) {
                 Ok(next) => {

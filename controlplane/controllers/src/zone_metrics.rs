@@ -98,8 +98,8 @@ fn write<'a, V: Display>(
     }
 }
 
-/// The zone in upstream's form: empty without region and zone, otherwise `REGION:\0:ZONE` with a null character. Labels of
-/// nodes are validated, but another API server may accept more.
+/// The zone in upstream's form: empty without region and zone, otherwise `REGION:\0:ZONE` with a null character. The
+/// function escapes the labels, because another API server may not validate them.
 fn label(zone: &str) -> String {
     match zone.split_once('/') {
         Some(("", "")) | None => String::new(),

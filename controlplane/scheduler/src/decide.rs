@@ -85,8 +85,8 @@ pub(crate) fn decide(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> R
     decide_measured(pod, profile, snapshot, |_point, _result, _start, _evaluations| {})
 }
 
-/// Does the same as [`decide`]. `ran` gets each extension point that ran, with its result, its start and the
-/// evaluations of its plugins.
+/// Does the same as [`decide`]. Calls `ran` after each extension point, with its result, its start and the evaluations
+/// of its plugins.
 pub(crate) fn decide_measured(
     pod: &Pod,
     profile: &Profile,
@@ -182,8 +182,8 @@ pub(crate) fn first_fitting(
     nodes.into_iter().find(fits)
 }
 
-/// Filters the nodes. `refused_by_nominated` has nodes that are already refused. The error is the reason why no node can
-/// run the pod.
+/// Filters the nodes. `refused_by_nominated` has nodes that are already refused. The error is the reason why no node
+/// can run the pod.
 pub(crate) fn filter<'a>(
     pod: &Pod,
     profile: &Profile,

@@ -37,7 +37,7 @@ struct Families {
     incoming: IntCounterVec,
     /// Refused pods by plugin and profile.
     unschedulable: IntGaugeVec,
-    /// Running tasks, in the order of [`Operation`].
+    /// Number of running tasks, in the order of [`Operation`].
     tasks: [IntGauge; 2],
     permit_waits: HistogramVec,
     evaluations: IntCounterVec,
@@ -86,9 +86,9 @@ pub(crate) struct Attempt {
 /// The work of a task of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Operation {
-    /// A pod is bound, with the wait for its volumes and devices.
+    /// Binding of a pod, including the wait for its volumes and devices.
     Binding,
-    /// An extender scores nodes.
+    /// Scoring of nodes by an extender.
     PrioritizingExtender,
 }
 
@@ -187,7 +187,7 @@ impl SchedulerMetrics {
         RefusedPod(gauges.collect())
     }
 
-    /// Counts a running task until the result is dropped.
+    /// Counts a running task. The task counts until the caller drops the returned value.
     pub(crate) fn running(&self, operation: Operation) -> RunningTask {
         let [binding, prioritizing] = &self.0.tasks;
         let gauge = match operation {
@@ -198,13 +198,13 @@ impl SchedulerMetrics {
         RunningTask(gauge.clone())
     }
 
-    /// Records how long a pod kept its reserved node until its gang was decided. Upstream's pods of a gang wait in the
-    /// extension point Permit.
+    /// Records the time from the reservation of a node for a pod until the decision about its gang. In upstream, the
+    /// pods of a gang wait for it in the extension point Permit.
     pub(crate) fn waited_for_gang(&self, result: AttemptResult, wait: Duration) {
         self.0.permit_waits.with_label_values(&[result.status()]).observe(wait.as_secs_f64());
     }
 
-    /// Counts the evaluations of plugins at an extension point, for a pod of a profile.
+    /// Counts the evaluations of plugins at an extension point, for a pod with this profile.
     pub(crate) fn evaluated(&self, point: ExtensionPoint, evaluations: &[Evaluation], profile: &str) {
         for (plugin, count) in evaluations {
             self.0.evaluations.with_label_values(&[*plugin, point.name(), profile]).inc_by(*count);

@@ -219,8 +219,8 @@ impl Scheduler {
         }
     }
 
-    /// The time at which the next pod can be scheduled. `None` until all kinds are listed, and while enough decided pods
-    /// wait for their bindings.
+    /// The time at which the next pod can be scheduled. `None` until all kinds are listed, and while enough decided
+    /// pods wait for their bindings.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
         let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);

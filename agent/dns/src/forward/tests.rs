@@ -377,7 +377,8 @@ async fn a_truncated_answer_is_used_if_the_answer_by_tcp_is_not_decoded() {
     assert!(server.is_up());
 }
 
-/// Otherwise a client with many large answers could delay the clients that wait for the same answer.
+/// Answers are received without a turn. Otherwise a client with many large answers could delay clients that wait for
+/// the same answer.
 #[tokio::test]
 async fn a_large_answer_is_received_and_cached_without_a_turn() {
     let (address, sent) = server_by_tcp(add_addresses).await;
@@ -392,7 +393,7 @@ async fn a_large_answer_is_received_and_cached_without_a_turn() {
         assert!(matches!(waiting, ServerAnswer::Large(_)), "the answer is decoded");
         assert_eq!(waiting.message().answers.len(), 1000);
     }
-    // The server answers one query.
+    // The server answers only one query, so this answer comes from the cache.
     let cached = upstream.cached(&question("a.example.")).unwrap();
     assert_eq!(cached.message().answers.len(), 1000);
 }

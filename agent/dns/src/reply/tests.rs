@@ -58,7 +58,7 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
     let bytes = by_udp.encode().unwrap();
     let short = Message::from_vec(&bytes).unwrap();
     assert!(bytes.len() <= 512 && short.metadata.truncation);
-    // The header, the question, and records of 16 bytes.
+    // The header has 12 bytes, the question 31 and each record 16.
     assert_eq!((short.queries.len(), short.answers.len()), (1, (512 - 12 - 31) / 16));
     let cut = response(&question, Transport::Tcp, &zone);
     assert!(cut.is_cut() && cut.records() == SMALL_RECORDS + 1, "all records are built without the permit");

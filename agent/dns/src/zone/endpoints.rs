@@ -7,8 +7,8 @@ use std::sync::Arc;
 use coracle_services::{Endpoint, EndpointSlice, Tables};
 use coracle_values::object::Key;
 
-/// Maximum slices, maximum endpoints and maximum ports that are examined for a query. A maximum of found endpoints
-/// would not limit the cost: the author of the slices controls how many endpoints are not ready.
+/// Maximum slices, maximum endpoints and maximum ports that are examined for a query. A limit on found endpoints would
+/// not bound the cost: the author of the slices chooses how many endpoints are not ready.
 pub(super) const EXAMINED_MAX: usize = 20_000;
 
 /// Maximum services of a namespace that are examined for the names of an address.

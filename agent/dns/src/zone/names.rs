@@ -90,8 +90,8 @@ impl<'a> EndpointLabel<'a> {
         Self { text, address: parse_dashed_address(text) }
     }
 
-    /// Whether the endpoint has this name. A query compares all endpoints of a service, so the name of an endpoint is
-    /// built only if the endpoint has the address in the label.
+    /// Whether the endpoint has this name. A query compares all endpoints of a service. So the name of an endpoint is
+    /// built only if its address equals the address in the label.
     pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
         match &endpoint.hostname {
             Some(name) if !name.is_empty() => name.eq_ignore_ascii_case(self.text),

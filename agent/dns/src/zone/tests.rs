@@ -177,7 +177,7 @@ fn external_names_are_aliases() {
     assert_eq!(shown("address.ns.svc", RecordType::A), ABSENT);
 }
 
-/// As in CoreDNS.
+/// As in CoreDNS, endpoints of a service with a cluster IP have names.
 #[test]
 fn endpoints_of_services_with_addresses_have_names() {
     let mut tables = tables();

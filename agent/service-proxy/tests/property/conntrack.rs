@@ -18,8 +18,7 @@ pub(crate) fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
         let values = |name: &'static str| {
             line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
         };
-        // The first direction is the direction of the client's packets, the second direction is the direction of the
-        // answers.
+        // A line has two directions: first that of the client's packets, then that of the answers.
         let ends: Vec<SocketAddr> = values("dst")
             .zip(values("dport"))
             .chain(values("src").zip(values("sport")))

@@ -77,7 +77,7 @@ fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let is_udp = random.random_bool(0.5);
     let state = states.iter().find(|(key, _)| key.name == format!("s{number}"));
     let service = state.and_then(|(_, state)| state.as_ref()).map(|state| &*state.service);
-    // The kernel may have no SCTP sockets. Cluster IPs of such services get packets of other protocols.
+    // The kernel may have no SCTP sockets. So SCTP services get packets of other protocols at their cluster IPs.
     let service = service.filter(|service| protocol(service) != "SCTP");
     let external = service.filter(|service| is_ipv4 && has_external_ip(service));
     if let Some(service) = external.filter(|_| random.random_bool(0.3)) {
@@ -153,8 +153,8 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
     }
     let policy = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref());
     let is_external = is_node_port || external_ips(service).iter().any(|ip| ip.parse() == Ok(to.ip()));
-    // The packets are those of a process of the node. With `externalTrafficPolicy: Local`, such packets reach all
-    // endpoints, too.
+    // A process of the node sends the packets. Even with the external traffic policy `Local`, such packets reach all
+    // endpoints.
     let is_local = policy == Some("Local") && !is_external;
     let everywhere = usable(slices, to.is_ipv4(), None);
     let targets = if is_local { usable(slices, to.is_ipv4(), Some("here")) } else { everywhere.clone() };

@@ -1,4 +1,5 @@
-//! Network namespaces with the addresses of pods and of a host outside of the cluster, and the packets that they send.
+//! Network namespaces with the addresses of pods and of a host outside of the cluster. They send the packets of the
+//! test.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
@@ -10,12 +11,12 @@ use nix::poll::{PollFd, PollFlags, poll};
 use crate::conntrack::tracked;
 use crate::world::{Delivery, LOCAL_PODS, NODE, NODE_OUTSIDE, OUTSIDE, Packet, Source, pod_address};
 
-/// Milliseconds between two looks at the delivery of a packet.
+/// Milliseconds between two checks of the delivery of a packet.
 const INTERVAL: u16 = 5;
-/// Looks until a delivery that must happen.
+/// Maximum number of checks for a packet that must be delivered.
 const LOOKS: usize = 2_000;
-/// Looks if the packet may be dropped. A packet that passes later is missed: a slow machine can hide a fault, but
-/// cannot fail the test.
+/// Number of checks for a packet that may be dropped. A later delivery is missed. So a slow machine can hide a fault,
+/// but cannot fail the test.
 const LOOKS_IF_DROPPED: usize = 4;
 
 /// The hosts of the network. The thread that makes the network is in the namespace of the node.
@@ -59,7 +60,8 @@ impl Network {
             // Packets from outside to pods of other nodes leave by the link on which they came.
             ("ipv4/conf/all/send_redirects", "0"),
             ("ipv4/conf/default/send_redirects", "0"),
-            // The kernel limits rejections to 6 at once for each host. The packets of the node itself have no limit.
+            // By default, the kernel sends at most 6 rejections at once to each host. The packets of the node itself
+            // have no limit.
             ("ipv4/icmp_ratelimit", "0"),
             ("ipv6/icmp/ratelimit", "0"),
         ] {
@@ -77,7 +79,7 @@ impl Network {
         Self { pods, outside }
     }
 
-    /// Sends a packet from this port, to which no other packet of the test belongs. Returns what happened to it.
+    /// Sends a packet from this port. Each packet of the test has another port. Returns the delivery of the packet.
     pub(crate) fn send(&self, packet: &Packet, from_port: u16, may_be_dropped: bool) -> Delivery {
         let to = packet.address();
         let begin = move || begin(to, from_port);
@@ -92,7 +94,7 @@ impl Network {
             poll(&mut [PollFd::new(socket.as_fd(), PollFlags::empty())], INTERVAL).unwrap();
             let error = socket.take_error().unwrap();
             is_refused |= error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-            // An endpoint without a listener refuses the packet, too. So the entry decides.
+            // An endpoint without a listener refuses the packet, too. So the conntrack entry is checked first.
             if let Some(target) = tracked(from_port, to) {
                 return Delivery::Sent(target);
             }
@@ -104,7 +106,7 @@ impl Network {
     }
 }
 
-/// Sends a datagram. Returns its socket, and whether the kernel has refused the datagram already.
+/// Sends a datagram. Returns its socket, and whether the kernel has already refused the datagram.
 fn begin(to: SocketAddr, from_port: u16) -> (UdpSocket, bool) {
     let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = bind_udp(SocketAddr::new(any, from_port));

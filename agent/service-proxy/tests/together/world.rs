@@ -11,7 +11,7 @@ use rand::rngs::SmallRng;
 /// Number of pods. The first [`LOCAL_PODS`] run on this node.
 pub(crate) const PODS: u8 = 6;
 pub(crate) const LOCAL_PODS: u8 = 4;
-/// Pod N is in the namespace N modulo 2. So is policy N.
+/// Pod N and policy N are in the namespace N modulo 2.
 pub(crate) const NAMESPACES: [&str; 2] = ["a", "b"];
 const APPS: [&str; 2] = ["web", "db"];
 const SERVICES: u8 = 8;
@@ -59,7 +59,7 @@ pub(crate) struct ServiceSpec {
 #[derive(Clone, Debug)]
 pub(crate) enum Peer {
     Everyone,
-    /// Pods with a label. Without a namespace, those of the policy's namespace.
+    /// Pods with a label. `None` as the namespace means the policy's namespace.
     Pods {
         namespace: Option<usize>,
         app: Option<&'static str>,
@@ -70,7 +70,7 @@ pub(crate) enum Peer {
     },
 }
 
-/// What a policy allows. Without a port, all ports and protocols.
+/// A rule of a policy. Without a port, the rule allows all ports and protocols.
 #[derive(Clone, Debug)]
 pub(crate) struct Allowed {
     pub(crate) peer: Peer,
@@ -94,7 +94,7 @@ pub(crate) struct World {
     apps: BTreeMap<u8, &'static str>,
 }
 
-/// The object that a change touched, by number.
+/// The changed object, by its number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Changed {
     Service(u8),
@@ -137,7 +137,7 @@ pub(crate) enum Delivery {
 enum Translated {
     /// One of these pods, at this port.
     To(Vec<u8>, u16),
-    /// The packet has no service that takes it. A rejection happens after the policies if the packet is forwarded.
+    /// No service accepts the packet. If the packet is forwarded, policies can drop it before it is rejected.
     Refused(Delivery),
 }
 
@@ -197,7 +197,7 @@ impl ServiceSpec {
         is_ipv4 || self.is_dual_stack
     }
 
-    /// The pods that take traffic, of all nodes or of this node: those that are ready, else those that terminate.
+    /// The pods that take traffic, of all nodes or of this node. Terminating pods take traffic only if no pod is ready.
     fn usable(&self, is_only_local: bool) -> Vec<u8> {
         let those = |wanted: Readiness| -> Vec<u8> {
             let all = self.endpoints.iter().filter(|(pod, _)| !is_only_local || is_local(*pod));
@@ -207,7 +207,7 @@ impl ServiceSpec {
         if ready.is_empty() { those(Readiness::Terminating) } else { ready }
     }
 
-    /// What a traffic policy does with a packet to a port of the endpoints.
+    /// The destination of a packet to a port of the endpoints, according to the traffic policy.
     fn translate(&self, is_only_local: bool, port: u16) -> Translated {
         let pods = self.usable(is_only_local);
         match (pods.is_empty(), self.usable(false).is_empty()) {
@@ -307,8 +307,8 @@ impl World {
         }
     }
 
-    /// A random packet. Node ports and external IPs that no service has are left out: the packet would be one to the
-    /// node itself, or to a host outside of the cluster.
+    /// A random packet. Its destination is never a node port or an external IP without a service. Such a packet would
+    /// be for the node itself, or for a host outside of the cluster.
     pub(crate) fn packet(&self, random: &mut SmallRng) -> Packet {
         let from = match random.random_range(0..8u8) {
             0 => Source::Node,
@@ -378,7 +378,7 @@ impl World {
         }
     }
 
-    /// Whether the policies allow a packet to this address, which is that of a pod or of a service.
+    /// Whether the policies allow a packet to this address. The address belongs to a pod or to a service.
     fn allows(&self, packet: &Packet, target: Option<u8>, to: IpAddr, port: u16) -> bool {
         let (source, from) = match packet.from {
             // Policies do not restrict packets of the node.
@@ -394,7 +394,7 @@ impl World {
         may_leave && may_enter
     }
 
-    /// Whether the policies of a pod permit a direction to or from a peer, which is a pod or another address.
+    /// Whether the policies of a pod permit traffic in one direction with a peer. The peer is a pod or another address.
     fn permits(&self, pod: u8, is_egress: bool, peer: (Option<u8>, IpAddr), port: u16) -> bool {
         let is_selecting = |policy: &&Policy| {
             let has_label = policy.app.is_none_or(|app| app == self.app(pod));

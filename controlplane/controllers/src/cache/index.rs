@@ -66,7 +66,7 @@ impl Index {
         self.first_in_namespace(namespace, usize::MAX)
     }
 
-    /// The first slots of one namespace, at most `limit`.
+    /// At most `limit` slots of one namespace, in the order of the names.
     pub(super) fn first_in_namespace(&self, namespace: &str, limit: usize) -> Vec<Slot> {
         let range = self.objects.range(Key::new(namespace, "")..);
         let range = range.take_while(|(key, _)| key.namespace == namespace).take(limit);

@@ -23,8 +23,8 @@ const MAX_WAITING: usize = 10;
 
 /// Queues new requests. Queues the newest undecided requests of a node when the addresses of the node change.
 ///
-/// A kubelet waits only for its newest request. A stolen node can create very many requests and change its addresses
-/// often.
+/// The number of queued requests is limited, because a stolen node can create very many requests and change its
+/// addresses often. A kubelet waits only for its newest request.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -43,7 +43,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// The key of a request in the queue. The namespace is the requester, so that the requesters take turns.
+/// The key of a request in the queue. The user name of the requester is in the field for the namespace, so the
+/// requesters take turns.
 fn queue_key(request: &CertificateSigningRequest) -> Key {
     Key::new(&request.spec.username, request.name())
 }

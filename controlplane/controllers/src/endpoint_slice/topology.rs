@@ -48,13 +48,13 @@ pub(crate) fn zone(node: &Node) -> Option<&String> {
     node.metadata.labels.as_ref()?.get(ZONE)
 }
 
-/// The zones of nodes by the names of the nodes.
+/// The zone of each node, by the name of the node.
 pub(crate) fn zones_by_node(nodes: &[Arc<Node>]) -> HashMap<&str, Option<&String>> {
     nodes.iter().map(|node| (node.name(), zone(node))).collect()
 }
 
-/// The service of a slice, if the slice has an endpoint on one of these nodes without the zone of the node. Upstream
-/// corrects these endpoints at the next change of the service.
+/// The service of a slice, if the slice has an outdated endpoint. Such an endpoint is on one of these nodes, but does
+/// not have the node's zone. Upstream corrects these endpoints at the next change of the service.
 pub(crate) fn outdated(slice: &EndpointSlice, zones: &HashMap<&str, Option<&String>>) -> Option<Key> {
     let is_outdated = slice.endpoints.iter().any(|endpoint| {
         let zone = endpoint.node_name.as_deref().and_then(|node| zones.get(node));

@@ -1,8 +1,8 @@
 //! Queues the services with endpoints on nodes whose zone has changed.
 //!
-//! A node may change the label of its own zone. A pass over the endpoints of all slices takes long in a large cluster,
-//! and all controllers wait while a handler of a cache runs. So a task makes the passes, gives way to other tasks, and
-//! waits between two passes.
+//! A node may change the label with its zone. A pass over the endpoints of all slices takes long in a large cluster.
+//! All controllers wait while a handler of a cache runs, so a separate task makes the passes. The task yields to other
+//! tasks, and waits between two passes.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -15,28 +15,28 @@ use crate::queue::Queue;
 
 /// Minimum time between the starts of two passes.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Number of slices that the task reads before it gives way.
+/// Number of slices that the task reads before it yields.
 const STEP: usize = 8;
 
-/// The nodes whose zone has changed.
+/// Collects the nodes whose zone has changed, and queues the services with endpoints on them.
 pub(super) struct ZoneChanges {
     queue: Arc<Queue<Key>>,
     slices: Arc<Cache<EndpointSlice>>,
-    /// A handler of this cache owns this value.
+    /// Weak, because a handler of this cache owns this value.
     nodes: Weak<Cache<Node>>,
     waiting: Mutex<Waiting>,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// The names of the nodes.
+    /// Names of the nodes.
     nodes: BTreeSet<String>,
     /// Whether a task runs.
     is_running: bool,
 }
 
 impl ZoneChanges {
-    /// Queues services with endpoints in these slices.
+    /// A collector that reads the endpoints of these slices.
     pub(super) fn new(
         queue: &Arc<Queue<Key>>,
         slices: &Arc<Cache<EndpointSlice>>,
@@ -55,7 +55,8 @@ impl ZoneChanges {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues the services with endpoints on a node soon. Handlers call this function.
+    /// Starts the task that queues the services with endpoints on the node. The function returns quickly, so handlers
+    /// may call it.
     pub(super) fn changed(self: &Arc<Self>, node: &str) {
         let mut waiting = self.lock();
         waiting.nodes.insert(node.to_owned());
@@ -73,7 +74,7 @@ impl ZoneChanges {
         }
     }
 
-    /// The waiting nodes. `None` if there are none; then the task ends.
+    /// Takes the waiting nodes. `None` if no node waits; then the task ends.
     fn take(&self) -> Option<BTreeSet<String>> {
         let mut waiting = self.lock();
         let nodes = std::mem::take(&mut waiting.nodes);

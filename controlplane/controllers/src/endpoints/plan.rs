@@ -169,8 +169,8 @@ fn address(service: &Service, pod: &Pod, ip: String) -> EndpointAddress {
     }
 }
 
-/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers, then in its sidecars. A service
-/// and a pod may each have very many ports, so this takes linear time.
+/// The ports of a pod's endpoint. Named target ports are looked up in the pod's containers, then in its sidecars. A
+/// service and a pod may each have very many ports, so this takes linear time.
 pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     let all = || service.spec.ports.iter().flatten();
     let is_name = |port: &ServicePort| matches!(port.target_port, Some(IntOrString::String(_)));

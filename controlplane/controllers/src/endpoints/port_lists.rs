@@ -1,5 +1,5 @@
-//! Finds equal lists of ports. Pods with different numbers for a named port have separate lists, so a service can have
-//! as many lists as pods. A comparison of each list with all others would take quadratic time.
+//! Finds equal lists of ports by their hash. Pods with different numbers for a named port have different lists, so a
+//! service can have as many lists as pods. A comparison of each list with all others would take quadratic time.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
@@ -10,14 +10,14 @@ use k8s_openapi::api::discovery::v1 as discovery;
 /// The fields of a port: name, number, protocol and application protocol.
 type Fields<'a> = (Option<&'a str>, Option<i32>, Option<&'a str>, Option<&'a str>);
 
-/// The places of lists of ports.
+/// Places of lists of ports, by the hash of the list. The caller defines the places.
 #[derive(Default)]
 pub(crate) struct PortLists {
     hasher: RandomState,
     places: HashMap<u64, Vec<usize>>,
 }
 
-/// A list of ports, for [`PortLists`].
+/// The hash of a list of ports in [`PortLists`].
 pub(crate) struct PortsHash(u64);
 
 // === impl PortLists ===

@@ -21,13 +21,14 @@ pub(super) struct Found {
     pub(super) is_complete: bool,
 }
 
-/// Waits until the next discovery is due: after a notification, or after [`RESYNC`] if a server did not respond. After
-/// a start of the API server, the condition of an APIService does not change when its kinds become known.
+/// Waits until the next discovery is due: after a notification, or after [`RESYNC`] if a server did not respond. The
+/// resync is needed, because the kinds of an APIService can become known without a change of its condition. This
+/// happens after a start of the API server.
 pub(super) async fn until_due(changed: &Notify, is_complete: bool) {
     match is_complete {
         true => changed.notified().await,
         false => {
-            // Cancel-safe: the next discovery is due in both cases.
+            // The timeout is not an error: the next discovery is due in both cases.
             let _late = tokio::time::timeout(RESYNC, changed.notified()).await;
         }
     }
@@ -35,7 +36,8 @@ pub(super) async fn until_due(changed: &Notify, is_complete: bool) {
     tokio::time::sleep(DELAY).await;
 }
 
-/// The kinds that are served. Known kinds whose server does not respond are kept: their objects still exist.
+/// Discovers the served kinds. Known kinds whose server does not respond stay in the list, because their objects still
+/// exist.
 pub(super) async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Found {
     let mut backoff = request_backoff();
     loop {

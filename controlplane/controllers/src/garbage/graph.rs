@@ -50,14 +50,14 @@ pub(crate) struct FollowUp {
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     items: HashMap<String, Item>,
-    /// The dependents of each owner, and whether they block its foreground deletion. An owner does not search for
-    /// itself among the owners of a dependent, because a dependent can have thousands of owners.
+    /// The dependents of each owner, and whether they block its foreground deletion. The flag is stored here, because a
+    /// dependent can have thousands of owners. A search among them for each owner would take quadratic time.
     dependents: HashMap<Box<str>, HashMap<String, bool>>,
     /// The most recently deleted owners. Their dependents need no request to the API server.
     deleted_owners: VecDeque<String>,
 }
 
-/// The dependents that an object may own.
+/// Summary of the dependents that an object may own.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dependents {
     pub(crate) count: usize,
@@ -177,8 +177,8 @@ impl Graph {
         self.items.get(uid)
     }
 
-    /// The key of an object in the queues: its namespace, for the turns of the namespaces, and its uid. `None` if the
-    /// object does not exist any more.
+    /// The key of an object in the queues: its namespace and its uid. The namespaces take turns in the queues. `None`
+    /// if the object does not exist any more.
     pub(crate) fn queue_key(&self, uid: &str) -> Option<Key> {
         self.items.get(uid).map(|item| Key::new(&item.key.namespace, uid))
     }
@@ -193,8 +193,8 @@ impl Graph {
         self.dependents.get(uid).into_iter().flat_map(HashMap::keys).cloned().collect()
     }
 
-    /// The dependents that the object may own, and whether they block its deletion. A reference from another namespace
-    /// has no effect on its owner: otherwise a tenant could delay the deletion of another tenant's objects.
+    /// The dependents that the object may own, and whether they block its foreground deletion. A reference from another
+    /// namespace has no effect on its owner: otherwise a tenant could delay the deletion of another tenant's objects.
     fn own(&self, uid: &str) -> impl Iterator<Item = (&String, &Item, bool)> {
         let owner = self.items.get(uid);
         self.dependents.get(uid).into_iter().flatten().filter_map(move |(uid, blocking)| {
@@ -208,7 +208,7 @@ impl Graph {
         self.own(uid).map(|(one, ..)| one.clone()).collect()
     }
 
-    /// The state of the dependents that the object may own.
+    /// The summary of the dependents that the object may own.
     pub(crate) fn observe_dependents(&self, uid: &str) -> Dependents {
         let (waiting, mut found) = (self.waiting_for(uid), Dependents::default());
         for (one, item, blocks) in self.own(uid) {

@@ -61,10 +61,10 @@ struct Removed {
 
 /// Maximum number of removed kinds. If there are more, dependents of their last objects may stay.
 const MAX_REMOVED: usize = 1000;
-/// Workers that attempt deletions. One of them is reserved for other namespaces ([`Queue::shared`]).
+/// Number of workers that attempt deletions. One namespace cannot occupy all of them ([`Queue::shared`]).
 const WORKERS: usize = 4;
-/// Workers that orphan dependents. An object can have very many dependents, so one worker is reserved for other
-/// namespaces.
+/// Number of workers that orphan dependents. An object can have very many dependents, so one namespace cannot occupy
+/// both workers.
 const ORPHAN_WORKERS: usize = 2;
 /// Maximum concurrent look-ups of the owners of one object.
 const MAX_LOOKUPS: usize = 8;
@@ -116,8 +116,8 @@ struct Watches {
 }
 
 impl Watches {
-    /// Starts watches of new kinds, and ends the watches of kinds that are not served any more. Returns the first lists of
-    /// the new watches.
+    /// Starts watches of new kinds, and ends the watches of kinds that are not served any more. Returns the first lists
+    /// of the new watches.
     fn update(
         &mut self,
         context: &Arc<Context>,
@@ -623,7 +623,8 @@ mod tests {
                 "deletionTimestamp": "2026-01-01T00:00:00Z"});
             collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
         }
-        // A reconcile is cut off after ten minutes.
+        // The time limit is shorter than the timeout of a reconcile, which would free the slow workers after ten
+        // minutes.
         let path = tokio::select! {
             () = collector.orphan_all(&context) => unreachable!("work has no end"),
             path = tokio::time::timeout(Duration::from_secs(60), written.recv()) => path.unwrap().unwrap(),

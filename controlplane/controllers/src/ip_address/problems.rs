@@ -1,8 +1,8 @@
-//! Events about addresses and node ports of services that are outside of their ranges, or that several services have.
-//! No I/O.
+//! Events about services whose addresses or node ports are outside of their ranges, or belong to several services. No
+//! I/O.
 //!
-//! The API server refuses such services. They exist after a change of the ranges, or if another program has changed the
-//! data of the cluster. Source: `pkg/registry/core/service`, `ipallocator/controller` and `portallocator/controller`.
+//! The API server refuses such services. They can exist after a change of the ranges, or if another program has changed
+//! the stored objects. Source: `pkg/registry/core/service`, `ipallocator/controller` and `portallocator/controller`.
 
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -10,8 +10,8 @@ use std::ops::RangeInclusive;
 use coracle_events::Event;
 use ipnetwork::IpNetwork;
 
-/// The event about a service with this address. `ranges` are those of all ServiceCIDRs; without ranges no address is
-/// outside. `is_first` holds for the service that keeps the address.
+/// The event about a service with this address. `ranges` are the ranges of all ServiceCIDRs. If they are empty, the
+/// ranges are unknown, and the address is not checked. `is_first` is true for the service that keeps the address.
 pub(super) fn of_address(address: IpAddr, ranges: &[IpNetwork], is_first: bool) -> Option<Event> {
     let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
     if !ranges.is_empty() && !ranges.iter().any(|range| has(*range, address)) {
@@ -26,7 +26,7 @@ pub(super) fn of_address(address: IpAddr, ranges: &[IpNetwork], is_first: bool) 
     (!is_first).then(|| Event::warning("ClusterIPAlreadyAllocated", message()))
 }
 
-/// The event about a service with this node port. `is_first` holds for the service that keeps the port.
+/// The event about a service with this node port. `is_first` is true for the service that keeps the port.
 pub(super) fn of_port(port: u16, range: &RangeInclusive<u16>, is_first: bool) -> Option<Event> {
     if !range.contains(&port) {
         let (first, last) = (range.start(), range.end());
@@ -38,7 +38,8 @@ pub(super) fn of_port(port: u16, range: &RangeInclusive<u16>, is_first: bool) ->
     (!is_first).then(|| Event::warning("PortAlreadyAllocated", message()))
 }
 
-/// Whether services can have this address of a range. The first address, and in IPv4 the last one, are reserved.
+/// Whether a service can have this address of a range. The first address is reserved, and in IPv4 also the last
+/// address.
 fn has(range: IpNetwork, address: IpAddr) -> bool {
     let is_last = address.is_ipv4() && address == range.broadcast();
     range.contains(address) && address != range.network() && !is_last

@@ -15,17 +15,17 @@ use crate::object::{Key, ObjectExt, Service, ServiceCIDR};
 use crate::queue::{Next, Queue};
 use crate::service_cidr::plan::ranges;
 
-/// Sources of the events, as upstream.
+/// Source components of the events, as upstream.
 const ADDRESSES: &str = "ipallocator-repair-controller";
 const PORTS: &str = "portallocator-repair-controller";
 
-/// The key of an address is its name, and the key of a node port is its number.
+/// The key of an address or of a node port in the queue. Its name is the address, or the number of the port.
 fn key(subject: impl Display) -> Key {
     Key::new("", &subject.to_string())
 }
 
-/// Queues the addresses and node ports of changed services, the addresses of changed IPAddresses, and all addresses
-/// after a change of the ranges.
+/// Queues the addresses and node ports of changed services, and the addresses of changed IPAddresses. Queues all
+/// addresses after a change of the ranges.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (addresses, ports) = (context.service_addresses.clone(), context.service_ports.clone());
     let own = queue.clone();

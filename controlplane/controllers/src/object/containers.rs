@@ -37,7 +37,7 @@ struct InitContainer {
     resources: Option<Resources>,
 }
 
-/// Reads a list of init containers. Returns the containers that are restarted.
+/// Reads a list of init containers. Returns the sidecars, which have the restart policy `Always`.
 pub(super) fn sidecars<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<PodContainer>, D::Error> {
     let all = Option::<Vec<InitContainer>>::deserialize(deserializer)?.unwrap_or_default();
     let sidecars = all.into_iter().filter(|init| init.restart_policy.as_deref() == Some("Always"));

@@ -1,4 +1,5 @@
-//! The requests of a pod and its containers, with which autoscalers compare the usage. Pods of a template share them.
+//! The requests of a pod and its containers. Autoscalers compare the usage with them. Pods of the same template share
+//! them in memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -42,7 +43,7 @@ impl Resources {
     }
 }
 
-/// Moves the requests of a new pod out of its containers.
+/// Moves the requests out of a decoded pod and its containers.
 pub(super) fn take(spec: &mut PodSpec) -> Arc<PodRequests> {
     let pod = spec.resources.take().unwrap_or_default().amounts();
     let containers = spec.containers.iter_mut().chain(&mut spec.sidecars).map(|container| {
@@ -62,8 +63,8 @@ impl PodRequests {
         requests.fold(0, |sum, request| sum.saturating_add(*request))
     }
 
-    /// The request of a resource in thousandths: of one container, or of the pod with its sidecars. The error is the
-    /// reason why a pod of this name has no request.
+    /// The request of a resource in thousandths: of one container, or of the pod with its sidecars. `pod` is the name
+    /// of the pod for the error message.
     pub(crate) fn get(&self, pod: &str, resource: &str, container: Option<&str>) -> Result<i64, String> {
         if let (None, Some(request)) = (container, self.pod.get(resource)) {
             return Ok(*request);

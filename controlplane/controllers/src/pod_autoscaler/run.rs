@@ -30,9 +30,9 @@ const MAX_METRICS: usize = 100;
 /// Maximum number of autoscalers that the message about an overlap names. Each overlapping autoscaler has the
 /// message in its status.
 const MAX_NAMES: usize = 10;
-/// Maximum number of requirements that are compared with the labels of pods, to find overlapping autoscalers. A
-/// namespace can have thousands of autoscalers, and thousands of pods with different labels. All other autoscalers wait
-/// during the comparison.
+/// Maximum number of comparisons of requirements with the labels of pods, to find overlapping autoscalers. A namespace
+/// can have thousands of autoscalers, and thousands of pods with different labels. All other autoscalers wait during
+/// these comparisons.
 const MAX_COMPARED: usize = 100_000;
 /// Maximum characters of the selector in that message.
 const MAX_SELECTOR: usize = 1024;
@@ -88,7 +88,7 @@ struct Gathered {
 /// Comparisons of selectors with the labels of pods.
 struct Comparisons<'a> {
     labels: &'a [Option<&'a Labels>],
-    /// The number of requirements that may still be compared. Afterwards no selector matches.
+    /// The number of requirements that may still be compared. At zero, no selector matches.
     left: usize,
 }
 

@@ -20,14 +20,15 @@ use crate::queue::{Next, Queue, pause_after};
 /// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// First character of the name in the key of a pod whose node may not exist. No name of an object has this character.
+/// First character of the name in the queue key of a pod whose node may not exist. No name of an object contains this
+/// character.
 const OF_ABSENT_NODE: char = '/';
 
 /// Queues deleted nodes, nodes that are out of service, and pods whose node does not exist. Also queues terminating
 /// pods without a node, and finished pods above the limit. The key of a node has no namespace.
 ///
-/// A user can create very many pods with the names of different nodes that do not exist. A reconcile of a node reads
-/// all pods, so such pods are queued themselves, in the turns of their namespaces.
+/// A user can create very many pods on different nodes that do not exist. A reconcile of a node reads all pods. So the
+/// queue has the keys of such pods, not of their nodes, and the namespaces take turns.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -53,7 +54,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let Some(node) = node_of(pod) else { return };
         match nodes.get(&node) {
             None if nodes.is_synced() => own.add_after(key_of_lost(pod), QUARANTINE),
-            // Before the first list of the nodes, the nodes of all pods are absent.
+            // Before the first list of the nodes, no node is known. One key of a node serves all its pods.
             None => own.add_after(node, QUARANTINE),
             Some(known) if pod.is_being_deleted() && plan::is_out_of_service(&known) => own.add(node),
             Some(_) => {}
@@ -67,7 +68,7 @@ fn node_of(pod: &Pod) -> Option<Key> {
     node.map(|node| Key::new("", node))
 }
 
-/// The key of a pod whose node may not exist.
+/// The queue key of a pod whose node may not exist.
 fn key_of_lost(pod: &Pod) -> Key {
     Key { namespace: pod.namespace().to_owned(), name: format!("{OF_ABSENT_NODE}{}", pod.name()) }
 }
@@ -90,7 +91,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         for pod in plan::abandoned(&node, pods) {
             remove(context, &pod, None).await?;
         }
-        // Each pod that is deleted on a node that is out of service queues the node again.
+        // If the node is out of service, each deletion of one of its pods queues the node again.
         return Ok(pause_after(count));
     }
     if live::has_node(&context.client, &key.name).await? {
@@ -180,7 +181,7 @@ mod tests {
         known["metadata"] = json!({"name": "known", "uid": "known", "resourceVersion": "1"});
         api.context.caches.nodes.written(serde_json::from_value(known).unwrap());
         for (name, node) in [("kept", "known"), ("waits", "late"), ("lost", "absent")] {
-            // The number of finished pods is below the limit, so a finished pod stays.
+            // The number of finished pods is below the limit. So a pod is deleted only because of its node.
             let pod = pod_on(node, name, "Succeeded");
             let key = key_of_lost(&pod);
             api.context.caches.pods.written(pod);
@@ -229,7 +230,8 @@ mod tests {
             () = work => unreachable!("work has no end"),
             keys = keys => keys,
         };
-        // A reconcile of a node would read the pods of all namespaces.
+        // After the first list, pods are queued instead of nodes: a reconcile of a node would read the pods of all
+        // namespaces.
         assert_eq!(keys, [Key::new("", "early"), Key::new("n", "/b"), Key::new("n", "/c")]);
     }
 }

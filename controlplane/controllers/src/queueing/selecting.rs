@@ -1,8 +1,9 @@
 //! Queues the objects whose selectors may select a changed object of their namespace.
 //!
 //! All controllers wait while a handler of a cache runs. A user can create very many budgets or replica sets, and
-//! selectors with very many values, and can change a pod many times in a second. So a handler compares the change with
-//! few objects at most, and with no large selector. A task makes the other comparisons, and gives way to other tasks.
+//! selectors with very many values. A user can also change a pod many times in a second. So a handler compares a change
+//! only if the namespace has few objects and no large selector. Otherwise a task makes the comparisons, and yields to
+//! other tasks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,12 +12,12 @@ use crate::cache::Cache;
 use crate::object::{Key, Object};
 use crate::queue::Queue;
 
-/// Maximum number of objects of a namespace that are compared in a handler.
+/// Maximum number of objects of a namespace for comparisons in the handler.
 const FEW: usize = 20;
 /// Maximum number of changes of a namespace that wait for a comparison. If there are more, all objects of the namespace
 /// are queued.
 const MAX_WAITING: usize = 16;
-/// Number of objects that the task compares before it gives way.
+/// Number of objects that the task compares before it yields.
 const STEP: usize = 8;
 
 /// Queues objects of the kind `K` when objects of the kind `C` change.
@@ -29,9 +30,9 @@ pub(crate) struct Selecting<K, C> {
 }
 
 struct Waiting<C> {
-    /// The changed objects by namespace. If there are more than [`MAX_WAITING`], others are absent.
+    /// The changed objects by namespace. A list with more than [`MAX_WAITING`] objects is incomplete.
     changed: BTreeMap<String, Vec<Arc<C>>>,
-    /// Whether a task runs that compares them.
+    /// Whether the task for the comparisons runs.
     is_running: bool,
 }
 
@@ -52,7 +53,8 @@ impl<K: Object, C: Object> Selecting<K, C> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues the objects of a namespace that select the changed object, now or soon. Handlers call this function.
+    /// Queues the objects of a namespace that select the changed object. The function returns quickly, so handlers may
+    /// call it: a task makes long comparisons later.
     pub(crate) fn changed(self: &Arc<Self>, namespace: &str, changed: &Arc<C>) {
         let objects = self.objects.first_in_namespace(namespace, FEW + 1);
         if objects.len() <= FEW && !objects.iter().any(|object| (self.is_large)(object)) {
@@ -81,7 +83,7 @@ impl<K: Object, C: Object> Selecting<K, C> {
         }
     }
 
-    /// The waiting changes. `None` if there are none; then the task ends.
+    /// Takes the waiting changes. `None` if no change waits; then the task ends.
     fn take(&self) -> Option<BTreeMap<String, Vec<Arc<C>>>> {
         let mut waiting = self.lock();
         let changed = std::mem::take(&mut waiting.changed);

@@ -1,6 +1,6 @@
 //! Plans the claims of a pod, and the release of a claim. No I/O.
 //!
-//! A pod can have thousands of claims, so claims and statuses are found by maps.
+//! A pod can have thousands of claims, so look-ups of claims and statuses use maps.
 
 use std::collections::{HashMap, HashSet};
 

@@ -51,7 +51,7 @@ pub(super) struct Count {
     now: Timestamp,
     /// The time after which the usage of a counted pod changes, although the pod does not change.
     pub(super) next_change: Option<Timestamp>,
-    /// The uids of the pods that count for a claim. A pod counts for one claim.
+    /// Uids of the pods that already pay for a claim. A pod pays for one claim only.
     payers: HashSet<String>,
 }
 
@@ -61,7 +61,7 @@ impl Count {
         Self { used: Usage::new(), now, next_change: None, payers: HashSet::new() }
     }
 
-    /// Adds the usage of one object. `paid` is the part for which a pod counts ([`paid`]).
+    /// Adds the usage of one object. `paid` is the part of the usage that already counts for a pod ([`paid`]).
     pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value, paid: &Usage) {
         let more = match counted {
             Counted::BuiltIn(kind) => {
@@ -84,7 +84,7 @@ impl Count {
     }
 }
 
-/// The usage of a claim for which a pod counts.
+/// The part of the usage of a claim that already counts for its pod. Empty after the pod has finished.
 pub(super) fn paid(claim: &Value, pod: &Pod) -> Usage {
     if pod.finished() {
         return Usage::new();
@@ -100,8 +100,8 @@ pub(super) fn paid(claim: &Value, pod: &Pod) -> Usage {
     paid_by_pod(claim, &owner)
 }
 
-/// Keeps the former usage of kinds that are not known now, because their server does not respond. As upstream, their objects
-/// must not count as deleted.
+/// Keeps the former usage of kinds that are not known now, because their server does not respond. As upstream, their
+/// objects must not count as deleted.
 pub(super) fn keep_unknown(status: &mut Value, former: &Value, found: &Discovered) {
     let Some(used) = status.get_mut("used").and_then(Value::as_object_mut) else { return };
     for (name, amount) in used {

@@ -117,8 +117,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let mut status = quota.status(&count.used);
     plan::keep_unknown(&mut status, &object.status, &found);
     if let Some(mut patch) = status_patch(&*object, &object.status, &status) {
-        // The API server may have added the usage of new objects since the start of the count. The write then fails, and
-        // the count is repeated.
+        // The API server may have added the usage of new objects since the start of the count. The write then fails,
+        // and the count is repeated.
         patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
         context.writer(cache).merge(&key, Part::Status, patch).await?;
     }
@@ -126,7 +126,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::After(next.unwrap_or(RESYNC).min(RESYNC)))
 }
 
-/// The usage of an object for which a pod counts: a claim for the extended resources of the pod.
+/// The part of the usage of an object that already counts for a pod. Only a claim for the extended resources of a pod
+/// has such a part.
 fn paid_by_pod(context: &Context, object: &Value) -> Usage {
     let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
     let pod = pod_of_claim(object).and_then(|(name, _)| context.caches.pods.get(&Key::new(namespace, name)));

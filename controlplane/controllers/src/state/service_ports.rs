@@ -1,4 +1,4 @@
-//! The services of each node port. The cache of services updates it with each change.
+//! Index of the services by node port. The cache of services updates the index with each change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,8 @@ pub(crate) struct ServicePorts {
     services: Mutex<BTreeMap<u16, BTreeSet<Key>>>,
 }
 
-/// The node ports of a service, with the port of its health checks. A port of several protocols counts once.
+/// The node ports of a service, including the port of its health checks. A port with several protocols is in the set
+/// once.
 fn node_ports(service: &Service) -> BTreeSet<u16> {
     let spec = &service.spec;
     let of_ports = spec.ports.iter().flatten().filter_map(|port| port.node_port);

@@ -130,7 +130,7 @@ pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     claim.is_being_deleted() || (with_pod && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
 }
 
-/// The ordinals with a claim that is about to be deleted ([`is_stale`]), by the claims of the namespace.
+/// The ordinals with a stale claim ([`is_stale`]). `claims` are the claims of the namespace.
 pub(super) fn stale_ordinals<'a>(set: &StatefulSet, claims: impl Iterator<Item = &'a Claim>) -> HashSet<i32> {
     let names = set.spec.volume_claim_templates.iter();
     let names: HashSet<&str> = names.filter_map(|template| template["metadata"]["name"].as_str()).collect();
@@ -139,7 +139,7 @@ pub(super) fn stale_ordinals<'a>(set: &StatefulSet, claims: impl Iterator<Item =
         let (start, number) = claim.name().rsplit_once('-')?;
         let template = start.strip_suffix(&suffix)?;
         let ordinal: i32 = number.parse().ok()?;
-        // A number such as `01` is not an ordinal.
+        // The comparison of the name refuses numbers such as `01`, which are not ordinals.
         let is_own = names.contains(template) && claim_name(set, template, ordinal) == claim.name();
         (is_own && is_stale(set, claim, ordinal)).then_some(ordinal)
     };

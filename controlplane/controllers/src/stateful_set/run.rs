@@ -23,8 +23,8 @@ use crate::revision_history::{self, Current, Workload, template_of, to_clean};
 use crate::write::{Part, owners_patch, status_patch};
 
 const COMPONENT: &str = "statefulset-controller";
-/// Maximum number of claim templates of a set whose claims are looked up for each ordinal. A set can have thousands of
-/// templates. Then one pass over the claims of the namespace is faster.
+/// Maximum number of claim templates of a set for look-ups of claims by ordinal. A set can have thousands of templates.
+/// Then one pass over the claims of the namespace is faster.
 const FEW_TEMPLATES: usize = 20;
 /// Label with the hash of a revision.
 const HASH: &str = "controller.kubernetes.io/hash";
@@ -211,7 +211,8 @@ async fn keep_claims(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) ->
         return Ok(());
     }
     for pod in pods {
-        // A set can have thousands of pods and thousands of claim templates, and most look-ups wait for nothing.
+        // Yield to other tasks: a set can have thousands of pods and claim templates, and most of the look-ups below
+        // send no request.
         tokio::task::yield_now().await;
         let Some(ordinal) = ordinal(set, pod) else { continue };
         let condemned = !ordinals(set).contains(&ordinal);

@@ -25,7 +25,7 @@ const REASON: &str = "TaintManagerEviction";
 /// Pods by key, with their uids.
 type Pods = HashMap<Key, String>;
 
-/// The evictions, and the queue of the controller.
+/// The pending evictions, and the queue of the controller.
 #[derive(Default)]
 pub(crate) struct Pending {
     evictions: Mutex<Evictions>,
@@ -58,13 +58,13 @@ impl Pending {
         self.lock().pods.insert(pod.key(), PendingPod { node, uid: pod.uid().to_owned() });
     }
 
-    /// Removes a pod. Returns the pod if its eviction was pending.
+    /// Removes the eviction of a pod. Returns the pod if its eviction was pending.
     fn remove(&self, pod: &Key) -> Pods {
         let removed = self.lock().pods.remove(pod);
         removed.map(|pending| (pod.clone(), pending.uid)).into_iter().collect()
     }
 
-    /// Removes the pods of a node, and the taints of the node. Returns the pods.
+    /// Removes the evictions of the pods of a node, and the taints of the node. Returns these pods.
     fn remove_node(&self, node: &Key) -> Pods {
         let mut evictions = self.lock();
         evictions.taints.remove(node);
@@ -95,8 +95,8 @@ impl Pending {
 /// Queues nodes with changed NoExecute taints, including deleted nodes that had such taints. Queues pods on nodes with
 /// such taints when they are added, or when their eviction may change.
 ///
-/// The reconcile of a node reads all pods. A user can create very many pods on a node with taints, so each of these pods
-/// is queued itself.
+/// The reconcile of a node reads all pods, and a user can create very many pods on a node with taints. So a changed pod
+/// queues its own key, not the key of its node.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pending: &Arc<Pending>) {
     // A controller listens only once.
     let _is_first = pending.queue.set(queue.clone());
@@ -140,7 +140,7 @@ fn is_tainted(node: &Node) -> bool {
     node.taints().iter().any(evicts)
 }
 
-/// The key of the pod's node.
+/// The key of the pod's node. `None` if the pod has no node.
 fn node_of(pod: &Pod) -> Option<Key> {
     pod.spec.node_name.as_deref().map(|node| Key::new("", node))
 }

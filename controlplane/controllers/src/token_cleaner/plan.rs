@@ -6,7 +6,7 @@ use jiff::Timestamp;
 
 use crate::queue::until;
 
-/// The expiration of a token, as seen at one time.
+/// The expiration of a token, relative to a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expiration {
     /// The token does not expire.
@@ -16,8 +16,8 @@ pub(super) enum Expiration {
     Expired,
 }
 
-/// The expiration of a token with this value of the field `expiration`. As in the API server, an invalid time counts as
-/// expired.
+/// The expiration of a token. `value` is the value of its field `expiration`. As in the API server, an invalid time
+/// counts as expired.
 pub(super) fn expiration(value: Option<&str>, now: Timestamp) -> Expiration {
     let Some(value) = value else { return Expiration::Never };
     let end: Result<Timestamp, _> = value.parse();

@@ -17,7 +17,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.tokens, queue);
 }
 
-/// Deletes one token if it has expired. A newer version of the token may expire later, so the version is a precondition.
+/// Deletes one token if it has expired. The version is a precondition, because a newer version may expire later.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(token) = context.caches.tokens.get(&key) else { return Ok(Next::Wait) };
     match expiration(token.text("expiration"), Timestamp::now()) {

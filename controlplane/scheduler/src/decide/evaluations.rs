@@ -1,7 +1,7 @@
 //! Counts the evaluations of plugins in a search for a node. Source: `instrumented_plugins.go` of upstream.
 //!
-//! As upstream, a filter counts only if it applies to the pod: NodePorts does not apply to a pod without host ports. A
-//! result that equal pods share counts once, for the pod for which it was computed.
+//! As upstream, a filter counts only if it applies to the pod: for example, NodePorts does not apply to a pod without
+//! host ports. Equal pods share results. A shared result counts once, for the first of these pods.
 
 use std::collections::BTreeMap;
 
@@ -30,12 +30,12 @@ const OF_OTHERS: &[&str] = &[
 /// The filters without a pre-filter.
 const WITHOUT_PRE_FILTER: &[&str] = &["NodeUnschedulable", "NodeName", "TaintToleration"];
 
-/// The numbers of nodes for which filters were computed in one search.
+/// Numbers of nodes in one search, by the computed filters.
 #[derive(Debug, Default)]
 pub(super) struct Computed {
     /// Nodes for which the filters of [`OF_NODE`] were computed.
     of_node: u64,
-    /// Nodes that passed these filters.
+    /// Nodes that passed these filters and have the scores that depend on the node alone.
     scored: u64,
     /// Nodes for which the filters of [`OF_OTHERS`] were computed.
     of_others: u64,
@@ -92,7 +92,7 @@ impl Computed {
         *self.refused.entry(refused.plugin).or_default() += 1;
     }
 
-    /// The evaluations of the filters. A node is not checked by the filters after the first one that refuses it.
+    /// The evaluations of the filters. Filters after the first refusal do not check the node.
     pub(super) fn filters(&self, pod: &Pod, profile: &Profile, prepared: &Prepared) -> Vec<Evaluation> {
         let mut found = Vec::new();
         for (plugins, mut nodes) in [(OF_NODE, self.of_node), (OF_OTHERS, self.of_others)] {
@@ -106,8 +106,8 @@ impl Computed {
         found
     }
 
-    /// The evaluations of the scores. `scores` has the fitting nodes, for which the scores that depend on other nodes
-    /// are computed.
+    /// The evaluations of the scores. Scores that depend on other nodes are computed for the fitting nodes, which
+    /// `scores` contains.
     pub(super) fn scores(
         &self,
         profile: &Profile,
@@ -188,7 +188,7 @@ mod tests {
         let plain = json!({"containers": [{}]});
         let found = evaluations(plain, &mut three_nodes(), ExtensionPoint::PreFilter);
         assert_eq!(found, [("NodeResourcesFit", 1)]);
-        // No node has the label, so the later filters check no node.
+        // No node has the label. So NodeAffinity refuses all nodes, and the later filters do not run.
         let filters = evaluations(spec(), &mut three_nodes(), ExtensionPoint::Filter);
         assert_eq!(filters.last(), Some(&("NodeAffinity", 2)));
     }

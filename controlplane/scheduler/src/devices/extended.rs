@@ -176,7 +176,8 @@ impl State {
     }
 
     /// Updates the index of the claims for extended resources. Afterwards the caller stores the claim, or removes it if
-    /// `new` is `None`. Users can change the annotation and the owner of a claim. A pod that loses its claim is scheduled again.
+    /// `new` is `None`. Users can change the annotation and the owner of a claim. A pod that loses its claim is
+    /// scheduled again.
     pub(super) fn index_extended(&mut self, key: &Key, new: Option<&Claim>) {
         let of = |pod: &str| Key::new(&key.namespace, pod);
         let known = self.claims.get(key).and_then(pod_of).map(of);
@@ -259,8 +260,8 @@ impl Extended {
             let is_lacking = allocatable.is_none_or(|amount| *amount == 0);
             match classes.of_resource(resource) {
                 Some(class) if is_lacking => {
-                    // The API accepts fractions of a resource with the prefix of device classes, because its domain belongs
-                    // to Kubernetes.
+                    // The API accepts fractions of a resource with the prefix of device classes, because its domain
+                    // belongs to Kubernetes.
                     if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
                         return Err("cannot allocate all claims".to_owned());
                     }

@@ -22,16 +22,17 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
         || (requests_extended(pod) && claims.contains(&uncreated(pod.namespace(), pod.uid())))
 }
 
-/// The name of a pod's claim. `None` if the pod needs no claim object. An error means that the claim is not created yet.
+/// The name of a pod's claim. `None` if the pod needs no claim object. The error says that the claim is not created
+/// yet.
 type ClaimName<'a> = Result<Option<&'a str>, String>;
 
-/// The claims in a pod's spec with their names. The names of generated claims are in the status. They are found by a map,
-/// because a pod can have thousands of claims, and a change of a claim reads the names of all waiting pods.
+/// The claims in a pod's spec with their names. The status has the names of generated claims. A map finds them, because
+/// a pod can have thousands of claims. A change of a claim reads the names of all waiting pods.
 pub(super) fn claim_names(pod: &Pod) -> impl Iterator<Item = (&PodResourceClaim, ClaimName<'_>)> {
     let statuses = &pod.status.resource_claim_statuses;
     let mut generated: HashMap<&str, Option<&str>> = HashMap::with_capacity(statuses.len());
     for status in statuses {
-        // If several statuses have one name, the first status is used.
+        // If several statuses have the same name, the first status counts.
         generated.entry(status.name.as_str()).or_insert(status.resource_claim_name.as_deref());
     }
     pod.spec.resource_claims.iter().map(move |claim| {

@@ -5,12 +5,12 @@ use crate::config::Fit;
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
-/// Maximum number of reasons of a refusal. A pod can request tens of thousands of resources, and the refusals by all
-/// nodes are kept.
+/// Maximum number of reasons of a refusal. A pod can request tens of thousands of resources, and the scheduler stores
+/// the refusals of all nodes.
 const MAX_REASONS: usize = 20;
 
-/// A reason for each resource that the node lacks, up to [`MAX_REASONS`], and whether the node would have enough
-/// resources without its pods.
+/// A reason for each resource that the node lacks, up to [`MAX_REASONS`]. The flag says whether the node would have
+/// enough resources without its pods.
 pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let wanted = &needs.requests;
     let (has, given) = (&node.properties.allocatable, &node.info.requested);
@@ -93,7 +93,7 @@ mod tests {
             refuse(&PodRequirements::of(&pod("p", of("2"))), &Fit::default(), candidate);
         assert_eq!((reasons.len(), reasons[0].as_str()), (MAX_REASONS, "Insufficient x.io/r00000"));
         assert!(resolvable);
-        // Resources without a reason count, too.
+        // The flag depends on all resources, also on those above the maximum.
         let mut wanted = of("2");
         wanted[name(49_999)] = "3".into();
         let needs = PodRequirements::of(&pod("p", wanted));

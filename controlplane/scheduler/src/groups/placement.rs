@@ -61,7 +61,7 @@ pub(crate) struct Outcome {
     /// The changes that may help the refused pods.
     pub(crate) helped_by: Changes,
     pub(crate) verdict: Verdict,
-    /// For each pod that fits, the time from the reservation of its node until the gang is decided.
+    /// The time from the reservation of a node until the decision about the gang, for each pod that fits.
     pub(crate) waits: Vec<Duration>,
 }
 
@@ -83,7 +83,7 @@ struct Attempt<'a> {
     /// Whether the pod with this uid belongs to the gang. The gang's pods are never victims of each other.
     is_member: &'a dyn Fn(&str) -> bool,
     placed: Vec<String>,
-    /// The times at which nodes were reserved for pods that fit.
+    /// The times of the reservations of nodes for pods that fit.
     reserved_at: Vec<Instant>,
     removed: Vec<RemovedVictim>,
     helped_by: Changes,

@@ -114,8 +114,8 @@ impl Scheduler {
     }
 
     /// The permit that a decided pod holds until it is bound. `None` if the binding may wait for volumes, devices or an
-    /// extender, because such a wait must not delay other pods. The pods of a gang are decided together, so some of them
-    /// may have no permit.
+    /// extender, because such a wait must not delay other pods. The pods of a gang are decided together, so some of
+    /// them may have no permit.
     fn decided_permit(&self, pod: &Pod) -> Option<OwnedSemaphorePermit> {
         let may_wait = volumes::claims_of(pod).next().is_some()
             || may_use_devices(pod)

@@ -2,9 +2,9 @@
 //!
 //! The work of one search for devices is limited, but the search can take a few seconds, and a namespace can have many
 //! pods. The users of a namespace write the selectors and constraints of its claims, and the affinity terms of its
-//! pods. An attempt compares each term with all pods of the cluster: 14,000 terms and 400 pods take half a second.
-//! One term can have as many values, and each node is compared with them and with the amounts of a pod.
-//! While a namespace is throttled, its gangs wait too, because their pods may have claims.
+//! pods. An attempt compares each term with all pods of the cluster: 14,000 terms and 400 pods take half a second. One
+//! term can have thousands of values. An attempt compares these values, and the requested amounts of a pod, with each
+//! node. While a namespace is throttled, its gangs wait too, because their pods may have claims.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const SHORT: Duration = Duration::from_millis(10);
 /// From this number of terms on, attempts for a pod are limited. Usual pods have fewer than ten.
 const MANY_TERMS: usize = 100;
 
-/// From this number of values of selectors, containers, ports, volumes and requested amounts on, attempts for a pod are
-/// limited.
+/// Attempts for a pod are limited from this number of parts on. Parts are values of selectors, containers, ports,
+/// volumes and requested amounts.
 const MANY_PARTS: usize = 1000;
 
 /// The debts of namespaces. A debt decreases as time passes.
@@ -156,8 +156,8 @@ fn term_count(spec: &PodSpec) -> usize {
     .sum()
 }
 
-/// The number of values of selectors, containers, ports, volumes and requested amounts of a pod, which an attempt
-/// compares with nodes and with other pods.
+/// The number of parts of a pod: values of selectors, containers, ports, volumes and requested amounts. An attempt
+/// compares the parts with nodes and with other pods.
 fn part_count(spec: &PodSpec) -> usize {
     let amounts = |resources: Option<&ResourceRequirements>| {
         resources.and_then(|resources| resources.requests.as_ref()).map_or(0, BTreeMap::len)

@@ -113,7 +113,7 @@ impl Affinity {
         self.is_skipped
     }
 
-    /// Whether a score prefers some nodes.
+    /// Whether the affinity prefers some nodes.
     pub(super) fn has_score(&self) -> bool {
         !self.weights.is_empty()
     }

@@ -93,7 +93,7 @@ impl Spread {
         self.required.is_empty()
     }
 
-    /// Whether a score prefers some nodes.
+    /// Whether the constraints prefer some nodes.
     pub(super) fn has_score(&self) -> bool {
         !self.preferred.is_empty()
     }
@@ -169,7 +169,8 @@ impl Spread {
     }
 
     /// For each preferred constraint, the number of pods in the domains of the fitting nodes. As in upstream, a node
-    /// without the label is in the domain of the empty value. The domains of `kubernetes.io/hostname` have one node each.
+    /// without the label is in the domain of the empty value. The domains of `kubernetes.io/hostname` have one node
+    /// each.
     fn counts<'a>(&self, pod: &Pod, nodes: &[Candidate<'a>], snapshot: &'a Snapshot) -> Vec<DomainCounts> {
         let count = |constraint: &Constraint| {
             if constraint.key == HOSTNAME {

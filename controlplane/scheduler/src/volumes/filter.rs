@@ -89,7 +89,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     if let Some(missing) = named().find(|key| !state.claims.contains_key(key)) {
         return Err(format!("persistentvolumeclaim {:?} not found", missing.name));
     }
-    // The claims of ephemeral volumes. A set, because a pod can have thousands of volumes and claims.
+    // Names of the claims of ephemeral volumes. They are a set, because a pod can have thousands of volumes and claims.
     let ephemeral = pod.spec.volumes.iter().filter(|volume| volume.ephemeral.is_some());
     let ephemeral: HashSet<String> =
         ephemeral.map(|volume| format!("{}-{}", pod.name(), volume.name)).collect();

@@ -51,8 +51,8 @@ impl Default for Work {
 }
 
 impl Work {
-    /// The work of an attempt for this number of pods. `visits` is the number of devices, counted once for each node that
-    /// can use them.
+    /// The work of an attempt for this number of pods. `visits` is the number of devices. A device counts once for each
+    /// node that can use it.
     pub(in crate::devices) fn of_pods(pods: usize, visits: usize) -> Self {
         let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
         let of_one = number(visits).saturating_mul(VISIT_WORK).clamp(WORK_OF_FURTHER_POD, MAX_WORK);
@@ -64,7 +64,7 @@ impl Work {
         self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Adds the work of one try of a device. It grows with the number of chosen devices and the number of constraints.
+    /// Adds the work of one try of a device. The work grows with the numbers of chosen devices and of constraints.
     pub(super) fn add_step(&self, chosen: usize, constraints: usize) {
         let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
         self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
