@@ -1,9 +1,9 @@
 //! Walks of directory trees that count files for statistics, in the background.
 //!
-//! A request for statistics gets the last count and does not wait. All counts together take at most 2 % of a
-//! processor: a thread does one walk after the other and rests after each. Trees of very many files have a queue and a
-//! thread of their own, so they do not delay the counts of other trees. Only requests begin counts, so without requests
-//! there is no thread.
+//! A request for statistics gets the last count and does not wait. All walks of this module together take at most 2 %
+//! of a processor: each of two threads does one walk after the other, and rests after each. Trees of very many files
+//! have their own queue and thread, so they do not delay the counts of other trees. Only requests begin walks. Without
+//! requests there is no thread.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -15,7 +15,7 @@ use tracing::warn;
 
 use crate::lock::locked;
 
-/// Maximum duration of a short walk. It counts about 100,000 files.
+/// Maximum duration of a short walk. A walk counts about 100,000 files in this time.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// A thread rests for this many times the duration of its walk. So each of the two threads takes at most 1 % of a
@@ -27,18 +27,18 @@ static THREADS: Threads = Threads::new("walks");
 static SHORT_WALKS: Queue = Queue::new(Some((SHORT, &LONG_WALKS)), rest);
 static LONG_WALKS: Queue = Queue::new(None, rest);
 
-/// A walk. It returns false if it ended early because its time was over.
+/// A walk. Returns false if the time limit ended it.
 type Walk = Box<dyn FnMut(TimeLimit) -> bool + Send>;
 
-/// The time at which a walk has to end.
+/// Time limit of a walk.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimit(Option<Instant>);
 
-/// Walks that wait for the same thread. The thread runs only while there are walks.
+/// A queue of walks, and the thread that does them. The thread runs only while there are walks.
 struct Queue {
-    /// Maximum duration of a walk, and the queue of walks that take longer.
+    /// Maximum duration of a walk, and the queue for walks that take longer. `None` means no limit.
     limit: Option<(Duration, &'static Queue)>,
-    /// Rests after a walk of this duration.
+    /// Called after each walk with its duration. Blocks the thread for the rest.
     rest: fn(Duration),
     state: Mutex<State>,
 }
@@ -49,9 +49,9 @@ struct State {
     is_running: bool,
 }
 
-/// Begins a walk in the background. `took` is the duration of the last walk of the same tree. The walk has to end early
-/// when its time limit is over. It is then repeated later, without a limit. The caller makes sure that no other walk of
-/// the same tree waits.
+/// Begins a walk in the background. `took` is the duration of the last walk of the same tree. The walk must end when
+/// its time limit is over. Then it is repeated later, without a limit. The caller must not add a second walk of a tree
+/// while the first one waits.
 pub fn begin(took: Option<Duration>, walk: impl FnMut(TimeLimit) -> bool + Send + 'static) {
     let is_long = took.is_some_and(|took| took >= SHORT);
     let queue = if is_long { &LONG_WALKS } else { &SHORT_WALKS };
@@ -73,7 +73,7 @@ impl TimeLimit {
     /// No limit.
     pub const NONE: Self = Self(None);
 
-    /// A limit from now on.
+    /// A limit of this duration, from now on.
     pub(crate) fn of(most: Duration) -> Self {
         Self(Some(Instant::now() + most))
     }

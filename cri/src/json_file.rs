@@ -1,4 +1,4 @@
-//! Files of JSON: encoded, and replaced so that a reader sees the old or the new contents.
+//! JSON files. A file is replaced as a whole: a reader sees the old or the new contents.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// Replaces a file by a value.
+/// Replaces a file by the JSON of a value. A reader sees the old or the new contents.
 pub(crate) fn replace_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Error> {
     replace(path, &encode(path, value)?)
 }
@@ -30,7 +30,7 @@ pub(crate) fn make_dir(dir: &Path) -> Result<(), Error> {
     std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))
 }
 
-/// The text of a value. `path` is the file in the error.
+/// The JSON of a value. The error names `path`.
 pub(crate) fn encode<T: Serialize>(path: &Path, value: &T) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(value).map_err(|source| Error::Format {
         doing: "encode",

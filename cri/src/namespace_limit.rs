@@ -1,4 +1,4 @@
-//! A limit of the node on streams to pods, or on logs of pods. The pods of one namespace cannot use up the whole limit.
+//! A limit of the node on streams to pods, or on logs of pods. The pods of one namespace cannot use up the limit.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,7 +3,7 @@
 //! The node and root in all pods without a user namespace are the same user for the kernel. So root in one container
 //! could exhaust a limit of this user. Then no pod could start, the node could accept no connections, or no client
 //! could follow logs. All processes of the machine share the limit of open files. If a container exhausts it, only
-//! processes with CAP_SYS_ADMIN can open files, so all other pods fail. systemd raises this limit at the boot, other
+//! processes with CAP_SYS_ADMIN can open files. Then other pods fail. systemd raises this limit at the boot, other
 //! init systems do not. Raising these limits is safe: they limit memory of the kernel, and the kernel charges this
 //! memory to the container. The memory limit of the pod still applies.
 
@@ -21,8 +21,8 @@ const THREADS: &str = "kernel/threads-max";
 /// The kinds of namespaces: those that the runtime creates for pods, and those that root in a user namespace can
 /// create.
 const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
-/// Limits of a user: files in all epoll instances, inotify watches, and inotify instances. Limit of the machine: open
-/// files.
+/// Limits of a user: files in all epoll instances, inotify watches, inotify instances. The last one is a limit of the
+/// machine: open files.
 const LIMITS: [&str; 4] = [
     "fs/epoll/max_user_watches",
     "fs/inotify/max_user_watches",

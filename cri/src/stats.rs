@@ -1,9 +1,9 @@
 //! Resource usage of pods and containers, read from their cgroups on request: there is no periodic sampling.
 //!
 //! The files of writable layers are counted. Requests for single objects and lists with a filter wait for recent
-//! counts, because they enforce limits on disk usage. Other requests get the last counts. Some of them also begin
-//! counts in the background: ListContainerStats, ListPodSandboxMetrics and ImageFsInfo. ListPodSandboxStats does not,
-//! because most of its clients need only processor and memory.
+//! counts, because the agent enforces limits on disk usage with them. Other requests get the last counts.
+//! ListContainerStats, ListPodSandboxMetrics and ImageFsInfo also begin counts in the background. ListPodSandboxStats
+//! does not, because most of its clients need only processor and memory.
 //!
 //! All calls read files, some of them many, so they run off the async executor.
 
@@ -92,7 +92,7 @@ impl StatsService {
         sandboxes
     }
 
-    /// Bytes and inodes of all writable layers that are counted. The kubelet needs numbers in any case.
+    /// Bytes and inodes of all writable layers that are counted. 0 without a count, because the kubelet needs numbers.
     pub(crate) fn writable_usage(&self) -> LayerUsage {
         let containers = self.tables.containers.all();
         let layers =
@@ -103,7 +103,7 @@ impl StatsService {
         })
     }
 
-    /// Usage of a container's writable layer. `None` if there is no count yet and the request does not wait.
+    /// Usage of a container's writable layer. `None` if there is no count yet, and the request does not wait for one.
     pub(crate) fn layer_usage(&self, container: &Container, recount: Recount) -> Option<Disk> {
         let ended = matches!(container.phase(), ContainerPhase::Exited(_));
         container.meter.disk(&self.records.layer_dir(&container.id).join("upper"), ended, recount)

@@ -16,7 +16,7 @@ const TABLE_MAX: u64 = 1 << 20;
 /// The pod's interface that the CRI calls the default interface.
 pub(crate) const DEFAULT_INTERFACE: &str = "eth0";
 
-/// Maximum interfaces of a pod that are reported. Each has eight time series.
+/// Maximum number of reported interfaces of a pod. Each one has eight time series.
 const INTERFACES_MAX: usize = 64;
 
 /// A network interface and its traffic.
@@ -45,8 +45,7 @@ fn disk(dir: &Path, goes_on: impl FnMut() -> bool) -> Option<Usage> {
     })
 }
 
-/// The interfaces in the network namespace of a process, without the loopback interface. Of many interfaces only some
-/// are returned.
+/// The interfaces in the network namespace of a process, without the loopback interface: at most [`INTERFACES_MAX`].
 pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     let table = File::open(format!("/proc/{pid}/net/dev")).ok()?;
     whole_lines(table).ok().map(|table| reported(parse(&table)))

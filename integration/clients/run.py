@@ -33,7 +33,7 @@ def succeeds(text, done):
 
 
 def becomes(text, wanted, *words, seconds=60):
-    """Checks that the output of kubectl is the wanted one within a time."""
+    """Waits until the output of kubectl is the wanted one. A timeout is a failed check."""
     end = time.monotonic() + seconds
     while True:
         done = kubectl(*words)

@@ -119,8 +119,8 @@ def exceptions(specs):
 
 
 class Results:
-    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped. Results with the control
-    plane of other programs have their own file."""
+    """Results of one binary, kept on disk, so that an interrupted run continues where it stopped. Results with
+    STOCK=1 have their own file."""
 
     def __init__(self, coracle):
         digest = hashlib.sha256(pathlib.Path(coracle).read_bytes()).hexdigest()[:16]
@@ -234,8 +234,8 @@ def table(names, results, specs, skipped):
 
 
 def write_record(specs, record, skips, suite):
-    """Writes the record of these specs; a spec that never ran is recorded as failed. Outside conformance only passed
-    specs are recorded, and specs that skip themselves, with the reason: many specs need features that no cluster here has."""
+    """Writes the record of these specs; a spec that never ran is recorded as failed. Outside conformance,
+    only passed specs and skipped specs (with the reason) are recorded. Many specs need features that no cluster here has."""
     flag = "" if suite == "conformance" else f" --{suite}"
     head = (f"# Outcome of each {suite} spec of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")
@@ -309,7 +309,7 @@ def main():
             name: results.of[name]["message"] for name in names if results.of[name]["state"] == "skipped"}
         outcome = {name: "passed" if results.of[name]["state"] == "passed" else "failed"
                    for name in names if name not in skipped_now}
-        # A spec that ran now has no reason any more.
+        # A spec that ran now has no reason for a skip.
         skips = {name: reason for name, reason in recorded_skips(options.suite).items() if name not in outcome}
         write_record(specs, {**record, **outcome}, {**skips, **skipped_now}, options.suite)
     passed = sum(results.of[name]["state"] == "passed" for name in names)

@@ -40,7 +40,7 @@ class Cluster:
         self.lock = threading.Lock()
         # By resource, then by (namespace, name).
         self.objects = {resource: {} for _, resource in RESOURCES}
-        # By scope: time of the last change, and all objects until now.
+        # Time of the last change, by scope.
         self.changed = {}
         self.listeners = {}
 

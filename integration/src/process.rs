@@ -47,7 +47,7 @@ pub fn wait_for_exit(process: &mut Child) -> ExitStatus {
     status
 }
 
-/// What a program wrote to its standard error.
+/// Standard error of a program.
 #[must_use]
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()

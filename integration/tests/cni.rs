@@ -43,7 +43,7 @@ fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
     conf
 }
 
-/// What an implementation does: the result of ADD, the state of sandbox and host, files, and the state after DEL.
+/// Behaviour of an implementation: the result of ADD, the state of sandbox and host, files, and the state after DEL.
 fn observe(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
     in_new_namespace(move || {
         run("ip", &["link", "set", "lo", "up"]);

@@ -92,7 +92,7 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
 /// `kubectl port-forward`, killed when it is dropped.
 struct Forward {
     process: Child,
-    /// kubectl exits if nothing reads its output.
+    /// Output of kubectl. kubectl exits if its output is not read.
     _lines: Lines,
     port: u16,
 }

@@ -1,6 +1,6 @@
 //! The runtime and the shim are killed at every fault point. The next runtime must list the state of the kernel, undo
-//! partial changes and accept the same pod again. Event listeners must receive each transition exactly once from both
-//! runtimes. The next runtime is also killed, at every fault point of its recovery.
+//! partial changes and accept the same pod again. The two runtimes together must send each transition exactly once to
+//! event listeners. The next runtime is also killed, at every fault point of its recovery.
 //!
 //! `FAULT_POINTS=recover.,run.` selects the points with these prefixes.
 //!
@@ -79,7 +79,7 @@ fn first_kill(point: &str) -> &'static str {
     }
 }
 
-/// All kill points, or those that the environment selects.
+/// All kill points, or those that `FAULT_POINTS` selects.
 fn kill_points() -> Vec<KillPoint> {
     let mut found = BTreeSet::new();
     ["cri", "cni/src"].iter().for_each(|part| points(&repository().join(part), &mut found));

@@ -69,7 +69,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// Workers that run pods, one after the other, until this time.
+/// Starts workers. Each one runs pods, one after the other, until this time.
 fn workers(
     machine: &Machine,
     name: &str,

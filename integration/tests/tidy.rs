@@ -434,8 +434,8 @@ fn a_refused_thread_is_handled() {
     }
 }
 
-/// Another process can have the pid when a signal is sent. So signals are sent by pidfd. The exception is the group of
-/// a child: its number is not reused before the child is waited for.
+/// Signals are sent by pidfd, because another process can have the pid when the signal is sent. The exception is the
+/// process group of a child: its number is not reused before the parent has waited for the child.
 #[test]
 fn signals_are_sent_by_descriptor() {
     let parts = ["agent", "cri", "cni", "controlplane"];

@@ -1,9 +1,9 @@
-//! Differences between IPv4 and IPv6 in the table.
+//! Names and types of the table that differ between IPv4 and IPv6.
 
 use coracle_nft::DataType;
 use ipnetwork::IpNetwork;
 
-/// Differences between IPv4 and IPv6.
+/// Names and types of one address family.
 pub(super) struct Family {
     pub(super) number: u8,
     pub(super) address: DataType,

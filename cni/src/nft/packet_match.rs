@@ -1,4 +1,4 @@
-//! What packets a rule matches.
+//! Parts of rules that match packets.
 
 use coracle_nft::{R0, Rule};
 use ipnetwork::IpNetwork;

@@ -49,7 +49,7 @@ pub struct Creation {
 pub struct Updates {
     /// The updates, in the order of the first request for each container.
     pub list: Vec<ContainerUpdate>,
-    /// The places of the containers in the list, by id.
+    /// Index of each container in the list, by container id.
     places: HashMap<String, usize>,
 }
 
@@ -220,7 +220,7 @@ fn claim(requested: &LinuxResources, mut claims: Claims<'_>) -> Result<(), Confl
     claimed
 }
 
-/// Sets the requested fields, which are claimed.
+/// Sets the requested fields. The plugin has already claimed them.
 fn apply(requested: &LinuxResources, target: &mut LinuxResources) -> Result<(), Conflict> {
     resources::merge(requested, &mut Owners::default().claims("", ""), &mut [target])
 }

@@ -39,7 +39,7 @@ pub struct Claims<'a> {
 struct Made {
     field: i32,
     entry: Option<String>,
-    /// The plugin that removed the value before.
+    /// The former owner: this plugin, if it has removed the value. Otherwise `None`.
     former: Option<String>,
 }
 
@@ -82,7 +82,7 @@ impl Claims<'_> {
         Ok(())
     }
 
-    /// Takes back the claims of fields and entries, the last one first.
+    /// Undoes the claims of fields and entries in reverse order.
     pub(crate) fn undo(self) {
         let Self { owners, made, .. } = self;
         for Made { field, entry, former } in made.into_iter().rev() {
@@ -130,7 +130,7 @@ fn name(field: Field) -> &'static str {
     field.as_str_name()
 }
 
-/// Sets a key to its former value.
+/// Sets a key to its former value, or removes it if there was none.
 fn restore<K: Ord>(values: &mut BTreeMap<K, String>, key: K, former: Option<String>) {
     match former {
         Some(former) => values.insert(key, former),

@@ -9,8 +9,8 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
 
 use crate::error::Error;
 
-/// Names in `/dev` that are skipped: the container has its own, or the directory contains no device nodes. `ptmx` of a
-/// container is a link to its own devpts. In a user namespace a mount of the host's node would prevent the link.
+/// Names in `/dev` that are skipped: the container has its own, or the directory contains no device nodes. In a
+/// container `ptmx` is a link to its own devpts. In a user namespace, a mount of the host's `ptmx` would prevent it.
 const OWN: [&str; 7] = ["pts", "ptmx", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
 
 /// A device node, and the access of the container.
@@ -23,7 +23,7 @@ pub(crate) struct Node {
 // === impl Node ===
 
 impl Node {
-    /// The node with the access of users other than its owner and its group. `None` if these users have no access.
+    /// The node with the access of other users (the last three bits of its mode). `None` if they have no access.
     fn for_others(self) -> Option<Self> {
         let mode = self.device.file_mode().unwrap_or_default();
         let access = [(0o4, 'r'), (0o2, 'w')].into_iter().filter(|(bit, _)| mode & bit != 0);

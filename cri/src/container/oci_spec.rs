@@ -114,7 +114,8 @@ fn linux(inputs: &SpecInputs<'_>, kept: &[String], propagation: &str) -> Result<
 fn limits(inputs: &SpecInputs<'_>) -> oci_spec::runtime::LinuxResources {
     let request = inputs.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
     let mut resources = resources::limits(request, inputs.host.hugetlb);
-    // An image or a volume may have nodes of disks that belong to root of a user namespace.
+    // In a user namespace, root of the container can own device nodes of disks, in an image or a volume. So the cgroup
+    // must not allow all devices.
     let rules = if inputs.privileged() && inputs.mapping().is_none() {
         vec![devices::rule(true, "rwm")]
     } else {

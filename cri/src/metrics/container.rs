@@ -45,7 +45,8 @@ impl Collector {
         Self { devices: Devices::default(), layers: Layers::read(layers_dir), pages: page_sizes() }
     }
 
-    /// All metrics of a running container. `layer_bytes` is `None` if its files are not counted yet.
+    /// All metrics of a running container. `layer_bytes` is `None` if the files of its writable layer are not counted
+    /// yet.
     pub(super) fn collect(
         &self,
         cgroups: &Cgroups,

@@ -45,6 +45,8 @@ pub(super) fn remove(dir: &Path) -> Result<(), Error> {
     coracle_tree::remove(dir).map_err(Error::file("remove", dir))
 }
 
+/// Names of the entries of a directory.
+///
 /// # Errors
 /// If the directory cannot be read completely. An object that is missing in the list would be removed.
 pub(super) fn names(dir: &Path) -> Result<Vec<String>, Error> {

@@ -14,7 +14,7 @@ pub(crate) fn matches_id(id: &str, requested: &str) -> bool {
     requested.is_empty() || id == requested
 }
 
-/// Whether a request has no filter or an empty one. Then it is for all objects.
+/// Whether a request selects all objects: it has no filter, or an empty one.
 pub(crate) fn selects_all<F: Default + PartialEq>(filter: Option<&F>) -> bool {
     filter.is_none_or(|filter| *filter == F::default())
 }

@@ -25,15 +25,14 @@ pub(super) fn answer<T>(result: Result<T, Error>) -> Answer<T> {
     result.map(Response::new).map_err(|error| Status::from(&error))
 }
 
-/// Maximum calls of each of the two kinds that read statistics.
+/// Maximum concurrent calls for statistics, for each of the two kinds below.
 const MEASURING_MAX: usize = 32;
 
 /// Calls that measure the writable layers of some containers.
 static MEASURING_CALLS: FileWork = FileWork::new(MEASURING_MAX);
 
 /// Calls that read the statistics of all containers. They do not wait for measurements of layers, but they read very
-/// many files of the kernel, and clients may repeat them. They must not delay the checks of single pods, so they have
-/// permits of their own.
+/// many files of the kernel. They have their own permits, so they do not delay the checks of single pods.
 static MEASURING_LISTS: FileWork = FileWork::new(MEASURING_MAX);
 
 /// Runs a call that measures writable layers of some containers off the async executor. Containers can make the layers
@@ -51,7 +50,7 @@ pub(super) async fn measure_all<T: Send + 'static>(
     measured(MEASURING_LISTS.run(call).await)
 }
 
-/// Like [`measure`], for the containers that match a filter.
+/// Runs a call for the containers that match a filter: [`measure_all`] without a filter, otherwise [`measure`].
 pub(super) async fn measure_list<T: Send + 'static, F: Default + PartialEq>(
     filter: Option<&F>,
     call: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -59,7 +58,7 @@ pub(super) async fn measure_list<T: Send + 'static, F: Default + PartialEq>(
     if selects_all(filter) { measure_all(call).await } else { measure(call).await }
 }
 
-/// The response of a call that has measured, or the failure of its thread.
+/// The response of a call, or an error if its thread has failed.
 fn measured<T>(result: io::Result<Result<T, Error>>) -> Answer<T> {
     match result {
         Ok(result) => answer(result),

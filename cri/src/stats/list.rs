@@ -58,7 +58,7 @@ impl StatsService {
     }
 }
 
-/// A list with a filter waits for counts. `of_all` is the rule for lists of all objects.
+/// Use of disk counts by a list: a list with a filter waits for counts; `of_all` applies to a list of all objects.
 fn recount<F: Default + PartialEq>(filter: Option<&F>, of_all: Recount) -> Recount {
     if selects_all(filter) { of_all } else { Recount::Now }
 }

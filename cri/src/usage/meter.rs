@@ -1,5 +1,5 @@
-//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. This
-//! state is updated only for requests.
+//! State for the usage of an object: previous CPU times for rates, and the last disk usage, because counting takes
+//! long. Only requests cause updates of this state.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +15,11 @@ use crate::lock::locked;
 
 /// Minimum time between two readings of a rate, in nanoseconds: `crictl stats` reads twice, a second apart.
 const MIN_INTERVAL: i64 = 500_000_000;
-/// A disk count is reused for this many times its own duration by requests that wait for counts. So the counts of one
-/// container take at most 2% of a CPU with any number of requests.
+/// Requests that wait for counts reuse a disk count for this many times its own duration. So their counts take at most
+/// 2% of a CPU for each container, with any number of requests.
 const REUSE_FACTOR: u32 = 50;
-/// Minimum age of a disk count before the background counts again. containerd measures its snapshots in this interval.
+/// Minimum age of a disk count before it is repeated in the background. containerd measures its snapshots at this
+/// interval.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// State of one container or sandbox.
@@ -29,14 +30,14 @@ pub(crate) struct Meter {
     disk: OnceLock<Arc<DiskMeter>>,
 }
 
-/// What a request does if the last disk count is too old.
+/// Use of the last disk count by a request, if this count is too old.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Recount {
-    /// It waits for another count.
+    /// The request waits for another count.
     Now,
-    /// It begins another count in the background, and gets the last one.
+    /// The request begins another count in the background, and gets the last one.
     InBackground,
-    /// It gets the last one.
+    /// The request gets the last count and begins none.
     Never,
 }
 
@@ -90,7 +91,7 @@ impl Meter {
     }
 
     /// The disk usage of a directory. `ended` means that the directory no longer changes: then one count is enough.
-    /// `None` if there is no count yet and the request does not wait.
+    /// `None` if there is no count yet, and the request does not wait for one.
     pub(crate) fn disk(&self, dir: &Path, ended: bool, recount: Recount) -> Option<Disk> {
         let meter = || self.disk.get_or_init(Arc::default);
         match recount {
@@ -104,7 +105,7 @@ impl Meter {
 // === impl DiskMeter ===
 
 impl DiskMeter {
-    /// The last count. Begins another one in the background if it is too old.
+    /// The last count. If it is too old, another one begins in the background.
     fn refreshed(self: &Arc<Self>, dir: &Path, ended: bool) -> Option<Disk> {
         let counted = *locked(&self.counted);
         let is_due = counted.is_none_or(|known| known.is_due(ended));
@@ -128,8 +129,8 @@ impl DiskMeter {
         true
     }
 
-    /// The last count, or another one if it is too old. During a count, other callers get the last result. Without a
-    /// last result, they wait.
+    /// The last count if it is recent enough, otherwise another one. During a count, other callers get the last result.
+    /// Without a last result, they wait.
     fn disk(&self, dir: &Path, ended: bool) -> Disk {
         if let Some(known) = self.last_count(|known| known.serves(ended)) {
             return known;
@@ -191,7 +192,7 @@ fn rate(from: Reading, to: Reading) -> Option<u64> {
 // === impl Counted ===
 
 impl Counted {
-    /// Whether the background has to count again.
+    /// Whether the files must be counted again in the background.
     fn is_due(&self, ended: bool) -> bool {
         !self.last && (ended || self.since.elapsed() >= REFRESH_INTERVAL)
     }

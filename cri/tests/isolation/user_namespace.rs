@@ -214,7 +214,7 @@ pub(super) async fn a_privileged_container_in_a_user_namespace_opens_no_disks(ma
     sh(machine, &id, &format!("for name in {names}; do test ! -e /dev/$name || exit 1; done")).await;
     let answer = machine.exec(&id, &["cat", "/volume/node"], 0).await.expect("exec");
     let error = String::from_utf8_lossy(&answer.stderr).into_owned();
-    // With the permission the kernel would search for the driver.
+    // If the cgroup allowed the device, the kernel would search for its driver and return ENXIO.
     assert!(answer.exit_code != 0 && !error.contains("No such device"), "{error}");
     machine.remove_pod(&pod).await;
 }

@@ -60,7 +60,7 @@ pub(crate) async fn every_metric_has_a_value_and_its_labels(machine: &mut Machin
         .expect("create");
     start_listening(machine, &id).await;
     machine.exec(&id, &["sh", "-c", "dd if=/dev/zero of=/big bs=1M count=4"], 0).await.expect("exec");
-    // The next request does not wait for a count of files.
+    // ListPodSandboxMetrics does not wait for a count of files, so this request counts them before.
     stats_of(machine, &id).await;
     let request = Request::new(cri::ListMetricDescriptorsRequest {});
     let descriptors =

@@ -105,7 +105,7 @@ fn limits_users_and_capabilities_are_applied() {
     });
 }
 
-/// A KubeletConfiguration and a file of its directory set what pods get without a word in their specification.
+/// Settings of a KubeletConfiguration and of a file in `--config-dir` apply to pods that do not set these fields.
 #[test]
 fn the_nodes_settings_of_all_pods_apply_to_pods_of_the_api_and_to_static_pods() {
     on_a_machine(|machine| {
@@ -148,7 +148,7 @@ fn the_nodes_settings_of_all_pods_apply_to_pods_of_the_api_and_to_static_pods() 
             "terminationGracePeriodSeconds": 0,
             "containers": [{"name": "c", "image": "busybox", "command": ["false"]}]}});
         cluster.apply(&crash.to_string());
-        // The first wait is 10 s without the setting.
+        // Without the setting, the first wait is 10 s.
         eventually("the wait of a container that crashes", 120, || {
             let pod = cluster.get(&["pod", "crash"]);
             let waiting = &pod["status"]["containerStatuses"][0]["state"]["waiting"];

@@ -205,7 +205,8 @@ mod tests {
         assert_eq!(made.directories[0], "down");
     }
 
-    /// Makes links with these targets to names of one lower file of 32 KiB. The limit of copies is 200 KB.
+    /// Makes hard links with these targets. A lower file of 32 KiB has the names `n0` to `n7`. The limit of copies is
+    /// 200 KB.
     fn link_to_names_of_one_file(targets: &[&str]) -> Result<(), LinkError> {
         let layers = tempfile::tempdir().unwrap();
         let path = |name: &str| layers.path().join(name);

@@ -169,7 +169,7 @@ impl Endpoint {
     }
 
     /// The client and the headers for a token service. A service at the host gets the headers of `hosts.toml`. The body
-    /// of a request may have a refresh token, and a redirect could send the body to another host.
+    /// of a request may have a refresh token. Then the client follows redirects at the same host only.
     fn client_of(&self, realm: &str) -> Result<(Client, HeaderMap), RegistryError> {
         let urls = (self.host.base.parse::<Url>(), realm.parse::<Url>());
         let is_own = matches!(&urls, (Ok(base), Ok(realm)) if is_same_host(base, realm));
@@ -186,7 +186,8 @@ impl Endpoint {
         Ok((client, self.foreign_headers()))
     }
 
-    /// The client for a URL at another host. The clients of a registry without TLS know no authorities.
+    /// The client for a URL at another host. The clients of a registry without TLS have no certificate authorities.
+    /// So a URL with TLS needs another client.
     fn foreign(&self, url: &Url) -> Result<Client, RegistryError> {
         if url.scheme() == "https" && !self.host.base.starts_with("https:") {
             return self.client_for(url, redirect::Policy::default());
@@ -199,7 +200,7 @@ impl Endpoint {
         builder.build().map_err(|e| RegistryError::send(self.host.base.clone(), e))
     }
 
-    /// The headers of `hosts.toml` that other hosts get: none that may be a secret.
+    /// The headers of `hosts.toml` that other hosts get: only `User-Agent`, because the others may be secrets.
     fn foreign_headers(&self) -> HeaderMap {
         let agents = self.headers.get_all(USER_AGENT).iter();
         agents.map(|agent| (USER_AGENT, agent.clone())).collect()
@@ -235,7 +236,8 @@ fn client_builder(host: &Host, timeouts: Timeouts, secure: bool) -> Result<Clien
     Ok(if is_local { builder.no_proxy() } else { builder })
 }
 
-/// Redirect policy: follows redirects at the same host. `reqwest` sends most headers, and bodies, to all redirect targets.
+/// Redirect policy: follows redirects at the same host. `reqwest` sends bodies and most headers to all redirect
+/// targets.
 fn within_host(attempt: redirect::Attempt<'_>) -> redirect::Action {
     let is_own = attempt.previous().last().is_some_and(|last| is_same_host(last, attempt.url()));
     if is_own { redirect::Policy::default().redirect(attempt) } else { attempt.stop() }

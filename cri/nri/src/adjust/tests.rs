@@ -147,7 +147,7 @@ fn a_refused_update_leaves_no_claim_and_other_updates_are_joined() {
     let first = of_c(LinuxResources { pids: pids(7), ..Default::default() });
     updates.merge("10-a", &first, &mut owners).expect("first");
     updates.merge("10-a", &update("d", 2), &mut owners).expect("another container");
-    // The memory limit is free and merged first, the limit of processes is taken.
+    // The memory limit has no owner and is merged first. The limit of processes has another owner.
     let refused = of_c(LinuxResources { pids: pids(5), ..limit(3) });
     assert!(updates.merge("20-b", &refused, &mut owners).is_err());
     let polite = ContainerUpdate { ignore_failure: true, ..refused };

@@ -132,8 +132,8 @@ impl SandboxService {
         checked.map_err(|source| self.network_error(namespace, source))
     }
 
-    /// Converts the network's refusal to an error of the request. The error names pods of the namespace instead of
-    /// sandbox ids. It does not name pods of other namespaces, because an event of the requested pod contains the error.
+    /// Converts the network's refusal to an error of the request. The error names pods instead of sandbox ids. It does
+    /// not name pods of other namespaces, because the users of `namespace` can read the error in an event.
     fn network_error(&self, namespace: &str, source: coracle_cni::Error) -> Error {
         use coracle_cni::Error as Network;
         let pod_of = |id: &str| {
