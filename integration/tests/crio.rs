@@ -47,6 +47,10 @@ fn list(machine: &Machine) -> Value {
 // === impl Crio ===
 
 impl Crio {
+    fn has_logged(&self, text: &str) -> bool {
+        fs::read_to_string(&self.log).unwrap().contains(text)
+    }
+
     /// Starts CRI-O with our plugins for the network `web` and the images of the machine's registry.
     fn start(machine: &mut Machine) -> Self {
         machine.start_registry();
@@ -231,11 +235,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
             }
         };
         reached(&crio);
-        let log = fs::read_to_string(&crio.log).unwrap();
-        assert!(
-            log.contains("Checking CNI network web (config version=1.1.0)"),
-            "CRI-O did not run CHECK after ADD"
-        );
+        assert!(crio.has_logged("Checking CNI network web (config version=1.1.0)"), "no CHECK after ADD");
         assert!(run("nft", &["list", "table", "inet", "cni-test"]).contains("ip saddr 10.77.0.0/24"));
 
         // After SIGTERM and SIGKILL, the pods of CRI-O are unchanged. At its start, CRI-O calls GC, which removes

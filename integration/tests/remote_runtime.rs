@@ -10,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use coracle_integration::{
     Crictl, CrioSettings, Host, Machine, Nodes, checked_stdout, eventually, has_condition, on_a_machine,
 };
-use coracle_testing::run;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 

@@ -33,7 +33,7 @@ fn shell(script: &str) -> Value {
 /// In an earlier version, the label gave the sandbox of the second pod to the first pod.
 #[test]
 fn a_label_with_the_uid_of_another_pod_does_not_take_its_sandbox() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         create(cluster, "victim", json!({"containers": [shell("sleep 100000")]}));
         let address =
             until(cluster, "victim", "ready", |status| ready(status).map(|()| status["podIP"].clone()));
