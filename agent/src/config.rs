@@ -73,7 +73,7 @@ pub struct AgentConfig {
     pub tables: TableNames,
     /// Name of the nftables table of NetworkPolicies. None if another program enforces them.
     pub network_policy_table: Option<String>,
-    /// Settings of the DNS server at the addresses `cluster_dns`. None if another program serves DNS there.
+    /// Settings of the node's DNS server. None if the node serves no DNS.
     pub dns: Option<DnsConfig>,
     /// The cluster's DNS domain.
     pub cluster_domain: String,
@@ -157,6 +157,8 @@ pub struct ServiceProxyConfig {
 /// Settings of the DNS server.
 #[derive(Clone, Debug)]
 pub struct DnsConfig {
+    /// Addresses of the server: those of `cluster_dns` unless pods serve DNS there, and those that running pods use.
+    pub addresses: Vec<IpAddr>,
     /// The host's resolver configuration: names outside the cluster are resolved by its servers.
     pub resolv_conf: PathBuf,
     /// Domains whose names are resolved by their own servers instead of the host's.

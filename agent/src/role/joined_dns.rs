@@ -35,6 +35,9 @@ struct JoinedDns {
 
 /// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
 /// next starts, when the API server may be unreachable.
+///
+/// Running pods may have another address: of an earlier version of this program, of a start without the API server, or of
+/// a Service that was changed. The node serves it until the next boot, which also ends these pods.
 pub(super) async fn learn(node: &mut Node, client: &Client) {
     if !node.dns.is_address_derived() {
         return;
@@ -46,6 +49,13 @@ pub(super) async fn learn(node: &mut Node, client: &Client) {
             node.dns.leave_to_pods();
         }
     }
+    node.dns.keep_serving(served_since_boot(&node.dirs.run));
+}
+
+/// The addresses at which the node has served DNS since the boot.
+fn served_since_boot(run_dir: &Path) -> Vec<IpAddr> {
+    let recorded = coracle_agent::read_text(&coracle_agent::dns_record(run_dir), RECORD_MAX);
+    recorded.unwrap_or_default().lines().filter_map(|line| line.parse().ok()).collect()
 }
 
 /// Cluster DNS as the Service defines it, or as the record if the request fails. `None` if the Service does not exist
@@ -116,6 +126,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::settings::{Dirs, Settings};
 
     /// A client of an API server that gives this response to each request.
     fn answering(code: u16, body: &Value) -> Client {
@@ -182,5 +193,27 @@ mod tests {
         let removed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404});
         assert_eq!(asked_or_stored(&record, &answering(404, &removed)).await, None);
         assert!(!record.exists());
+    }
+
+    #[tokio::test]
+    async fn running_pods_keep_the_address_of_an_earlier_version() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let [former, current] = ["10.43.0.10", "10.96.0.10"].map(address);
+        let mut with_pods = service(&["10.96.0.10"]);
+        with_pods["spec"]["selector"] = json!({"k8s-app": "kube-dns"});
+        let cases = [
+            (service(&["10.96.0.10"]), former, vec![current, former]),
+            (with_pods.clone(), former, vec![former]),
+            (with_pods, current, Vec::new()),
+        ];
+        for (object, recorded, served) in cases {
+            let dir = tempfile::tempdir().unwrap();
+            let record = coracle_agent::dns_record(dir.path());
+            coracle_agent::replace_private(&record, format!("{recorded}\n").as_bytes()).unwrap();
+            let mut node = Settings::of_kubelet_file("maxPods: 7\n").node();
+            node.dirs = Dirs { state: dir.path().to_owned(), run: dir.path().to_owned() };
+            learn(&mut node, &answering(200, &object)).await;
+            assert_eq!((&node.dns.addresses, node.dns.served_here()), (&vec![current], served), "{recorded}");
+        }
     }
 }

@@ -128,10 +128,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
             policies: crate::settings::policy_table(&node.nft_table),
         },
         network_policy_table: node.network_policy_table.clone(),
-        dns: node.dns.is_served.then(|| DnsConfig {
-            resolv_conf: node.dns.resolv_conf.clone().unwrap_or_default(),
-            stub_domains: node.dns.stub_domains.clone(),
-        }),
+        dns: dns_config(node),
         cluster_domain: node.dns.domain.clone(),
         register_node: node.register,
         node_labels: node.labels.clone(),
@@ -157,6 +154,16 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         flags: node.shown.flags.clone(),
         feature_metrics: Arc::clone(&node.shown.feature_metrics),
     }
+}
+
+/// The settings of the node's DNS server. `None` if the node serves no DNS.
+fn dns_config(node: &Node) -> Option<DnsConfig> {
+    let addresses = node.dns.served_here();
+    (!addresses.is_empty()).then(|| DnsConfig {
+        addresses,
+        resolv_conf: node.dns.resolv_conf.clone().unwrap_or_default(),
+        stub_domains: node.dns.stub_domains.clone(),
+    })
 }
 
 #[cfg(test)]

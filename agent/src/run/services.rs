@@ -27,7 +27,7 @@ pub(super) fn spawn_service_tasks(
     dns_metrics: Arc<coracle_dns::Metrics>,
 ) {
     let config = &node.config;
-    let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
+    let served_here = config.dns.as_ref().map_or(&[][..], |dns| &dns.addresses);
     let overlay = pod::admit::in_use::overlay_port(config);
     if config.service_proxy.is_none() {
         tasks.spawn(overlay_guard::run(config.tables.services.clone(), overlay, agent.node()).boxed());

@@ -19,6 +19,8 @@ pub(crate) struct NodeDns {
     pub(crate) addresses: Vec<IpAddr>,
     /// Whether the node serves DNS at `addresses`.
     pub(crate) is_served: bool,
+    /// Further addresses at which the node serves DNS, because running pods use them.
+    former: Vec<IpAddr>,
     /// Domains whose names are resolved by their own servers instead of the host's.
     pub(crate) stub_domains: Vec<StubDomain>,
     /// DNS domain of the cluster.
@@ -36,7 +38,8 @@ pub(crate) struct NodeDns {
 impl NodeDns {
     /// Addresses that the node serves itself.
     pub(crate) fn served_here(&self) -> Vec<IpAddr> {
-        if self.is_served { self.addresses.clone() } else { Vec::new() }
+        let own: &[IpAddr] = if self.is_served { &self.addresses } else { &[] };
+        own.iter().chain(&self.former).copied().collect()
     }
 
     /// Whether the node serves DNS at an address that is not configured, but derived from the local service range.
@@ -47,6 +50,12 @@ impl NodeDns {
     /// Leaves DNS to pods of the cluster: the node stops serving, unless `serve-dns` is set explicitly.
     pub(crate) fn leave_to_pods(&mut self) {
         self.is_served &= self.is_explicit;
+    }
+
+    /// Serves these addresses, too, because running pods use them. An address of the cluster's DNS service is left out.
+    pub(crate) fn keep_serving(&mut self, former: impl IntoIterator<Item = IpAddr>) {
+        let addresses = &self.addresses;
+        self.former = former.into_iter().filter(|address| !addresses.contains(address)).collect();
     }
 
     /// Sets the address of the DNS server that the node runs, unless one is configured.
@@ -79,6 +88,7 @@ impl NodeSettings {
         NodeDns {
             addresses: self.cluster_dns.clone(),
             is_served: self.serve_dns.unwrap_or(self.cluster_dns.is_empty()),
+            former: Vec::new(),
             stub_domains: stub_domains(self.dns_stub_domains.clone()),
             domain: self.cluster_domain.clone(),
             resolv_conf: self.resolv_conf.0.clone(),
