@@ -29,6 +29,9 @@ use file::{VERSION, load, read, remove, write};
 use layers::scattered;
 pub(crate) use removed::{Removed, Subject, remove_record};
 
+/// Name of the directory of all sandboxes in the state directory of the runtime.
+pub(crate) const SANDBOXES: &str = "sandboxes";
+
 /// Phase of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -177,7 +180,7 @@ impl Records {
     /// Opens the records and creates their directories.
     pub(crate) fn open(config: &RuntimeConfig) -> Result<Self, Error> {
         let records = Self {
-            sandboxes: config.state.join("sandboxes"),
+            sandboxes: config.state.join(SANDBOXES),
             containers: config.state.join("containers"),
             layers: config.root.join("containers"),
             parts: None,

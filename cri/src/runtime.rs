@@ -1,5 +1,6 @@
 //! The runtime: the composition of its services.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use coracle_cni::Network;
@@ -25,7 +26,7 @@ use crate::names::Names;
 use crate::nri::PluginHooks;
 use crate::plugin_host::PluginHost;
 use crate::profiles::SecurityProfiles;
-use crate::records::Records;
+use crate::records::{Records, SANDBOXES};
 use crate::recover::Recovery;
 use crate::root_limits;
 use crate::selinux::Selinux;
@@ -36,6 +37,7 @@ use crate::services::images::ImageService;
 use crate::services::sandboxes::SandboxService;
 use crate::services::shared::{Machine, Objects, Transitions};
 use crate::services::status::StatusService;
+use crate::shim_client::Shim;
 use crate::shim_monitor::{self, ShimMonitor};
 use crate::shim_program::ShimProgram;
 use crate::stats::StatsService;
@@ -95,6 +97,13 @@ impl Runtime {
         parts.profiles.replace_earlier_apparmor().await;
         runtime.start_plugins().await;
         Ok(runtime)
+    }
+
+    /// Whether pods of a runtime with this state directory run. Reads the command lines of all processes, so it may
+    /// block.
+    #[must_use]
+    pub fn has_pods(state: &Path) -> bool {
+        Shim::runs_in(&state.join(SANDBOXES))
     }
 
     /// Starts the configured NRI plugins. A failure is logged: pods run without plugins.

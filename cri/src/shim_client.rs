@@ -456,6 +456,11 @@ impl Shim {
         strays::kill(parent, known, timeouts).await;
     }
 
+    /// Whether a shim of a directory in `parent` runs. Reads the command lines of all processes, so it may block.
+    pub(crate) fn runs_in(parent: &Path) -> bool {
+        strays::exist(parent)
+    }
+
     async fn done(&self, call: request::Call, limit: Duration) -> Result<(), Error> {
         match self.call(call, Vec::new(), limit).await? {
             (reply::Result::Done(_), _) => Ok(()),

@@ -259,3 +259,34 @@ fn settings_that_another_runtime_ignores_are_rejected() {
         );
     });
 }
+
+/// An earlier version ignored the field `containerRuntimeEndpoint` of a KubeletConfiguration.
+#[test]
+fn another_runtime_is_refused_while_pods_of_the_built_in_runtime_run() {
+    on_a_machine(|machine| {
+        let (config, run_dir) = (machine.path("kubelet.yaml"), machine.path("run"));
+        let fields = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n\
+                      containerRuntimeEndpoint: unix:///run/containerd/containerd.sock\n";
+        fs::write(&config, fields).unwrap();
+        let agent = || {
+            let mut command = Command::new(Machine::coracle());
+            command.args(["agent", "--kubeconfig", "/nonexistent", "--config"]).arg(&config);
+            command.arg("--state-dir").arg(machine.path("state")).arg("--run-dir").arg(&run_dir);
+            let output = command.output().unwrap();
+            assert!(!output.status.success());
+            String::from_utf8_lossy(&output.stderr).into_owned()
+        };
+        // A program with the command line of the shim of a pod. It ends at the end of its input.
+        fs::write(machine.path("shim"), "read line").unwrap();
+        let mut shim = Command::new("sh");
+        shim.args(["shim", "--dir"]).arg(run_dir.join("sandboxes/web")).stdin(Stdio::piped());
+        let mut shim = shim.current_dir(machine.path("")).spawn().unwrap();
+        fs::create_dir_all(run_dir.join("sandboxes")).unwrap();
+        let error = agent();
+        assert!(error.contains("cannot be set while pods of the built-in container runtime run"), "{error}");
+        drop(shim.stdin.take());
+        shim.wait().unwrap();
+        let error = agent();
+        assert!(!error.contains("built-in container runtime"), "{error}");
+    });
+}

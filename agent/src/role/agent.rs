@@ -62,6 +62,9 @@ pub(crate) async fn run(settings: Settings, connection: ControlPlaneConnection) 
     }
     super::repair(&node)?;
     Lock::acquire(&node.dirs.run)?.hold();
+    if endpoint.is_some() {
+        check_own_pods(&node.dirs.run).await?;
+    }
     if let Some(kubeconfig) = connection.kubeconfig {
         super::prepare(&node)?;
         let client = node_client(&kubeconfig).await?;
@@ -87,6 +90,19 @@ fn check_rotation(serving: &Serving) -> anyhow::Result<()> {
         !serving.rotates,
         "rotate-certificates (rotateCertificates) cannot be set with --kubeconfig, whose client certificate the agent \
          does not renew: use --join, or renew the certificate by another program and unset rotate-certificates"
+    );
+    Ok(())
+}
+
+/// Refuses another container runtime while pods of the built-in one run. Otherwise each of these pods would run twice,
+/// with the same volumes.
+async fn check_own_pods(run_dir: &Path) -> anyhow::Result<()> {
+    let state = run_dir.to_owned();
+    let has_pods = coracle_threads::spawn_blocking(move || coracle_cri::Runtime::has_pods(&state)).await?;
+    anyhow::ensure!(
+        !has_pods,
+        "container-runtime-endpoint (containerRuntimeEndpoint) cannot be set while pods of the built-in container \
+         runtime run: end them with `coracle down`, or unset it"
     );
     Ok(())
 }

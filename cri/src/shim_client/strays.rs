@@ -37,6 +37,11 @@ pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeou
     }
 }
 
+/// Whether the shim of any directory in `parent` runs.
+pub(super) fn exist(parent: &Path) -> bool {
+    !find(parent, &HashSet::new()).is_empty()
+}
+
 /// The processes of strays, with their directories.
 fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
     let stray = |pid| {
@@ -134,6 +139,7 @@ mod tests {
             start(&mut shim(place.path(), &place.path().join("other/lost"))),
             start(shim(place.path(), &parent.join("another-user")).uid(65534)),
         ];
+        assert!(exist(&parent) && !exist(&place.path().join("another")));
         kill(&parent, HashSet::from(["known".to_owned()]), Timeouts::default()).await;
         let _reaped_meanwhile = stray.wait();
         for process in &strays_descendants {
