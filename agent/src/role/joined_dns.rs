@@ -213,7 +213,8 @@ mod tests {
             let mut node = Settings::of_kubelet_file("maxPods: 7\n").node();
             node.dirs = Dirs { state: dir.path().to_owned(), run: dir.path().to_owned() };
             learn(&mut node, &answering(200, &object)).await;
-            assert_eq!((&node.dns.addresses, node.dns.served_here()), (&vec![current], served), "{recorded}");
+            assert_eq!(node.dns.addresses, [current]);
+            assert_eq!(node.dns.served_here(), served, "{recorded}");
         }
     }
 }
