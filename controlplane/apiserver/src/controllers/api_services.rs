@@ -42,10 +42,14 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
     let Some(strong) = state.upgrade() else { return };
     let (mut sets, shutdown) = (strong.registry.subscribe(), strong.shutdown.clone());
     drop(strong);
+    // The names of the APIServices that are wanted, and of those that were wanted before and may still exist.
+    let mut known: HashSet<String> = HashSet::new();
     let (mut events, mut is_start) = (None, true);
     while let Some(strong) = state.upgrade().filter(|state| !state.shutdown.is_cancelled()) {
         let set = sets.borrow_and_update().clone();
         let wanted = wanted(&set);
+        let names = || wanted.iter().map(|wanted| text(wanted, "name").to_owned());
+        known.extend(names());
         // The watch begins before the reconcile, so that it reports each change that the reconcile misses.
         let mut current = match events.take().map_or_else(|| watch(&strong, &kind), Ok) {
             Ok(current) => current,
@@ -57,9 +61,13 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
             }
             Err(_not_served) => return,
         };
-        let reconciled = reconcile(&strong, &kind, &wanted, is_start).await;
+        let removable = (!is_start).then_some(&known);
+        let reconciled = reconcile(&strong, &kind, &wanted, removable).await;
         drop(strong);
-        is_start &= reconciled.is_err();
+        if reconciled.is_ok() {
+            is_start = false;
+            known = names().collect();
+        }
         let retry = async {
             match reconciled {
                 Ok(()) => std::future::pending().await,
@@ -87,13 +95,17 @@ fn watch(state: &State, kind: &Resource) -> Result<Events> {
     Ok(events)
 }
 
-/// Waits until a change of an APIService needs an action. Returns false if the watch has ended.
+/// Waits until a change of a wanted APIService needs an action. Returns false if the watch has ended.
+///
+/// An APIService that is not wanted needs no action: another server may already serve a group version that this server
+/// does not serve yet. If this server deleted its APIService, both servers would delete and create it in turn.
 async fn until_changed(events: &mut Events, wanted: &[Value]) -> bool {
     while let Some(event) = events.recv().await {
         let Some(object) = event.object() else { continue };
-        let current = (!matches!(event, Event::Deleted(_))).then(|| object.value());
         let wanted = wanted.iter().find(|wanted| text(wanted, "name") == object.name());
-        if action(current.as_ref(), wanted, false).is_some() {
+        let Some(wanted) = wanted else { continue };
+        let current = (!matches!(event, Event::Deleted(_))).then(|| object.value());
+        if action(current.as_ref(), Some(wanted), false).is_some() {
             return true;
         }
     }
@@ -107,7 +119,15 @@ fn wanted(set: &Resources) -> Vec<Value> {
     named.map(|version| api_service(&version.group, &version.version)).collect()
 }
 
-async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], is_start: bool) -> Result<()> {
+/// Creates, corrects and deletes APIServices. `removable` has the names of those that may be deleted: this server has
+/// served their group versions. `None` at the start of the server: then any unwanted one is deleted.
+async fn reconcile(
+    state: &Arc<State>,
+    kind: &Arc<Resource>,
+    wanted: &[Value],
+    removable: Option<&HashSet<String>>,
+) -> Result<()> {
+    let is_start = removable.is_none();
     for object in wanted {
         let name = text(object, "name");
         let current = state.cache.get(kind, "", name).map(|current| current.value());
@@ -118,7 +138,8 @@ async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], i
     // There can be thousands of custom resource definitions, so the names are in a set.
     let names: HashSet<&str> = wanted.iter().map(|wanted| text(wanted, "name")).collect();
     for found in state.cache.list(kind, "") {
-        if names.contains(found.name()) {
+        let is_removable = removable.is_none_or(|names| names.contains(found.name()));
+        if names.contains(found.name()) || !is_removable {
             continue;
         }
         let object = found.value();
@@ -184,7 +205,30 @@ fn api_service(group: &str, version: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use coracle_kinds::kind::by_resource;
+    use coracle_store::Commit;
+
     use super::*;
+    use crate::cache::{Cache, encode, key_of};
+
+    #[tokio::test]
+    async fn a_group_version_that_only_another_server_serves_causes_no_action() {
+        let kind = by_resource("apiregistration.k8s.io", "v1", "apiservices").unwrap();
+        let object = api_service("example.com", "v1");
+        let mut changed = object.clone();
+        changed["spec"]["versionPriority"] = 7.into();
+        for (wanted, causes) in [(Vec::new(), false), (vec![object], true)] {
+            let cache = Cache::new(1);
+            let scope = Scope { prefix: prefix_of(kind, ""), ..Scope::default() };
+            let (watcher, mut events) = Watcher::new(scope, false);
+            let _current = cache.of(kind).unwrap().lock().watch_from_now(watcher, cache.revision());
+            let (key, value) = (key_of(kind, "", "v1.example.com").into(), Some(encode(kind, &changed)));
+            cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
+            // The watch ends after the event.
+            drop(cache);
+            assert_eq!(until_changed(&mut events, &wanted).await, causes);
+        }
+    }
 
     #[test]
     fn only_managed_api_services_are_changed() {

@@ -26,18 +26,23 @@ impl Fixture {
     }
 }
 
+const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
+
+/// The definition of `things` in a group.
+fn definition(group: &str) -> Value {
+    json!({"metadata": {"name": format!("things.{group}")}, "spec": {"group": group, "scope": "Namespaced",
+        "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
+        "versions": [{"name": "v1", "served": true, "storage": true,
+            "schema": {"openAPIV3Schema": {"type": "object"}}}]}})
+}
+
 #[tokio::test]
 async fn group_versions_of_this_server_are_registered_and_available() {
     let server = Fixture::new().await;
     for name in ["v1.", "v1.apps", "v2.autoscaling", "v1.apiextensions.k8s.io"] {
         assert_eq!(server.until_available_is(name, "Local").await["status"], "True");
     }
-    let crd = json!({"metadata": {"name": "things.example.com"}, "spec": {"group": "example.com", "scope": "Namespaced",
-        "names": {"plural": "things", "singular": "thing", "kind": "Thing"},
-        "versions": [{"name": "v1", "served": true, "storage": true,
-            "schema": {"openAPIV3Schema": {"type": "object"}}}]}});
-    let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
-    assert_eq!(server.post(crds, crd).await.code, 201);
+    assert_eq!(server.post(DEFINITIONS, definition("example.com")).await.code, 201);
     server.until_available_is("v1.example.com", "Local").await;
     let path = format!("{API_SERVICES}/v1.example.com");
     assert_eq!(server.delete(&path, json!({})).await.code, 200);
@@ -47,11 +52,36 @@ async fn group_versions_of_this_server_are_registered_and_available() {
         server.get(&path).await.body["spec"]["versionPriority"] == 100
     })
     .await;
-    assert_eq!(server.delete(&format!("{crds}/things.example.com"), json!({})).await.code, 200);
+    assert_eq!(server.delete(&format!("{DEFINITIONS}/things.example.com"), json!({})).await.code, 200);
     eventually_async("the API service of a removed definition is deleted", 10, async || {
         server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404
     })
     .await;
+}
+
+/// Another server may serve a new definition first, and create the API service.
+#[tokio::test]
+async fn the_api_service_of_a_group_version_that_was_never_served_here_stays() {
+    let server = Fixture::new().await;
+    let reconciled = async || {
+        let path = format!("{API_SERVICES}/v1.example.com");
+        assert_eq!(server.delete(&path, json!({})).await.code, 200);
+        server.until_available_is("v1.example.com", "Local").await;
+    };
+    assert_eq!(server.post(DEFINITIONS, definition("example.com")).await.code, 201);
+    server.until_available_is("v1.example.com", "Local").await;
+    // After this, the server no longer deletes what an earlier server has left.
+    reconciled().await;
+    let mut object = server.get(&format!("{API_SERVICES}/v1.example.com")).await.body;
+    let label = "kube-aggregator.kubernetes.io/automanaged";
+    object["metadata"] = json!({"name": "v1.new.example.com", "labels": {label: "true"}});
+    object["spec"]["group"] = "new.example.com".into();
+    let made = server.post(API_SERVICES, object).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(server.post(DEFINITIONS, definition("later.example.com")).await.code, 201);
+    server.until_available_is("v1.later.example.com", "Local").await;
+    reconciled().await;
+    assert_eq!(server.get(&format!("{API_SERVICES}/v1.new.example.com")).await.code, 200);
 }
 
 #[tokio::test]
