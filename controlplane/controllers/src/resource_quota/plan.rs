@@ -89,8 +89,8 @@ impl Count {
         }
     }
 
-    /// The part of the usage of an object that a counted pod pays for. Only the first claim for the extended resources of
-    /// a pod has such a part.
+    /// The part of the usage of an object that a counted pod pays for. Only the first claim for the extended resources
+    /// of a pod has such a part.
     fn paid(&mut self, object: &Value) -> Usage {
         let Some((_, pod)) = pod_of_claim(object) else { return Usage::new() };
         let paid = self.owners.get(pod).map(|owner| paid_by_pod(object, owner)).unwrap_or_default();
