@@ -10,7 +10,7 @@ use hickory_proto::rr::RecordType;
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use crate::cache::Question;
 use crate::large::{LargeMessages, SMALL_BYTES};
@@ -21,8 +21,13 @@ pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
 
+/// Maximum time for the answer of a server.
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time for an answer by TCP. The time begins after the truncated answer by UDP.
 const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Time after the start of an exchange at which it stops to wait for TCP. The caller ends an exchange after
+/// [`ANSWER_TIMEOUT`]. So a late truncated answer is used before the caller ends the exchange.
+const TCP_END: Duration = ANSWER_TIMEOUT.saturating_sub(Duration::from_millis(100));
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
 /// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers.
@@ -72,6 +77,7 @@ pub(crate) async fn exchange(
     question: &Question,
     requester: Requester<'_>,
 ) -> io::Result<Received> {
+    let start = Instant::now();
     let mut query = query(question);
     let mut bytes = query.to_vec().map_err(io::Error::other)?;
     // A random port and id for each query: an attacker who does not see the query cannot forge an answer.
@@ -95,14 +101,15 @@ pub(crate) async fn exchange(
         if answer.metadata.truncation {
             // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
             drop(socket);
-            let received = match timeout(TCP_TIMEOUT, by_tcp(server, &bytes, requester)).await {
+            let end = (Instant::now() + TCP_TIMEOUT).min(start + TCP_END);
+            let received = match timeout_at(end, by_tcp(server, &bytes, requester)).await {
                 Ok(received) => received.and_then(|bytes| Received::read(bytes, &query, question.kind)),
                 Err(elapsed) => Err(elapsed.into()),
             };
             // A failure of TCP is not a failure of the server: a firewall may drop TCP, and the server has answered by
             // UDP.
             return received.or_else(|error| {
-                tracing::debug!(%server, %error, "a truncated DNS answer has no usable answer by TCP");
+                tracing::debug!(%server, %error, "cannot get the rest of a truncated dns answer by tcp");
                 buffer.truncate(size);
                 Received::new(answer, buffer, question.kind)
             });
@@ -119,7 +126,10 @@ async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> i
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
     let size = usize::from(stream.read_u16().await?);
-    let no_memory = || io::Error::other("the client has no memory left for answers");
+    let no_memory = || {
+        let message = "the memory limit for answers is reached";
+        io::Error::other(format!("cannot receive an answer of {size} bytes by TCP: {message}"))
+    };
     let _memory = requester.large.reserve(requester.client, size).ok_or_else(no_memory)?;
     let mut buffer = vec![0; size];
     stream.read_exact(&mut buffer).await?;

@@ -18,15 +18,13 @@ use tokio::time::{Instant, timeout};
 
 use crate::answer::{LargeAnswer, ServerAnswer};
 use crate::cache::{Cache, Cached, Question};
-use crate::exchange::{Received, Requester, exchange};
+use crate::exchange::{ANSWER_TIMEOUT, Received, Requester, exchange};
 use crate::large::{LargeMessages, NO_CLIENT, SMALL_BYTES, SMALL_RECORDS};
 use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
 use crate::summary::Summary;
 
-/// Maximum time for the answer of a server.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
 /// Divisor of the maximum of concurrent queries. A renewal of a cached answer starts only if fewer than an eighth of

@@ -339,7 +339,7 @@ fn render_properties(out: &mut String) {
         let _ = writeln!(out, "{name}{{name=\"{plugin}\",server=\"dns://:53\",view=\"\",zone=\".\"}} 1");
     }
     let name = "coredns_panics_total";
-    head(out, name, "counter", "Panics that the process has survived; always 0, because a panic ends it");
+    head(out, name, "counter", "Always 0: a panic ends the process");
     let _ = writeln!(out, "{name} 0");
 }
 

@@ -33,6 +33,7 @@ pub(crate) struct Summary {
 /// A record whose name and data are not decoded.
 struct RawRecord<'a> {
     kind: u16,
+    /// The field of the time to live. The record of EDNS has other data in it.
     ttl: u32,
     data: &'a [u8],
 }
@@ -62,7 +63,8 @@ impl Summary {
         let mut lifetimes = Lifetimes::default();
         for _ in 0..counts.answers {
             let record = RawRecord::read(&mut rest)?;
-            lifetimes.answer = Some(lifetimes.answer.map_or(record.ttl, |ttl| ttl.min(record.ttl)));
+            let ttl = time_to_live(record.ttl);
+            lifetimes.answer = Some(lifetimes.answer.map_or(ttl, |shortest| shortest.min(ttl)));
             lifetimes.is_complete |= kind == RecordType::ANY || record.kind == u16::from(kind);
         }
         for _ in 0..counts.authorities {
@@ -70,7 +72,7 @@ impl Summary {
             if record.kind == u16::from(RecordType::SOA) && lifetimes.soa.is_none() {
                 // The data end with the field `minimum` (RFC 1035, section 3.3.13).
                 let minimum = u32::from_be_bytes(*record.data.last_chunk()?);
-                lifetimes.soa = Some(minimum.min(record.ttl));
+                lifetimes.soa = Some(time_to_live(minimum).min(time_to_live(record.ttl)));
             }
         }
         let mut code = metadata.response_code;
@@ -125,6 +127,11 @@ impl<'a> RawRecord<'a> {
         *rest = after;
         Some(Self { kind, ttl, data })
     }
+}
+
+/// A time to live in seconds. A value with the top bit set counts as 0 (RFC 2181, section 8).
+fn time_to_live(field: u32) -> u32 {
+    i32::try_from(field).map_or(0, i32::unsigned_abs)
 }
 
 /// Skips a name. The name ends with an empty label or with a pointer (RFC 1035, section 4.1.4).
@@ -223,6 +230,19 @@ mod tests {
             assert_eq!((failure.code, failure.lifetime), (code, None));
         }
         assert_eq!(read(&answer(ResponseCode::NoError, &[], &[])).lifetime, None);
+    }
+
+    #[test]
+    fn a_time_to_live_with_the_top_bit_set_is_zero() {
+        let address = |ttl: u32| record(ttl, RData::A(A([1, 2, 3, 4].into())));
+        for (ttl, expect) in [(0x7fff_ffff, Some(MAX_TTL)), (0x8000_0000, seconds(0)), (u32::MAX, seconds(0))]
+        {
+            let summary = read(&answer(ResponseCode::NoError, &[alias(600), address(ttl)], &[]));
+            let expect_both = expect.map(|lifetime| lifetime.min(Duration::from_secs(600)));
+            assert_eq!(summary.lifetime, expect_both, "{ttl}");
+            assert_eq!(read(&answer(ResponseCode::NoError, &[address(ttl)], &[])).lifetime, expect);
+        }
+        assert_eq!(read(&answer(ResponseCode::NXDomain, &[], &[soa(u32::MAX)])).lifetime, seconds(0));
     }
 
     #[test]

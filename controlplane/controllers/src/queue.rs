@@ -6,7 +6,7 @@ mod turns;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -14,9 +14,10 @@ use tokio::time::Instant;
 
 pub(crate) use self::metrics::QueueMeter;
 pub use self::metrics::QueueMetrics;
-pub(crate) use self::turns::QueueKey;
 use self::turns::Turns;
+pub(crate) use self::turns::{QueueKey, key_of_creator};
 use crate::error::Error;
+use crate::object::Key;
 
 /// First back-off after a failed reconcile. Each further failure doubles it, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(5);
@@ -35,6 +36,9 @@ pub(crate) struct Queue<T> {
     wake: Notify,
     meter: Arc<QueueMeter>,
 }
+
+/// The queue of a controller whose reconciles queue other keys. Empty until the controller listens.
+pub(crate) type OwnQueue = OnceLock<Arc<Queue<Key>>>;
 
 struct State<T> {
     ready: Turns<T>,
@@ -217,7 +221,6 @@ impl<T: QueueKey> Queue<T> {
     where
         F: Fn(T) -> R,
         R: Future<Output = Result<Next, Error>>,
-        T: std::fmt::Display,
     {
         loop {
             let key = self.next().await;
@@ -246,7 +249,7 @@ impl<T: QueueKey> Queue<T> {
                 }
                 Err(error) => {
                     let delay = self.failed(&key);
-                    error.log(controller, &key, delay);
+                    error.log(controller, &key.object(), delay);
                     self.add_after(key.clone(), delay);
                 }
             }
@@ -328,7 +331,6 @@ impl<T: QueueKey> State<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::Key;
 
     #[tokio::test]
     async fn a_key_is_queued_once_and_has_one_worker_at_a_time() {

@@ -15,7 +15,7 @@ use crate::endpoint_slice_metrics::EndpointSliceMetrics;
 use crate::error::Error;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, OwnQueue, Queue};
 use crate::stateful_set_metrics::StatefulSetMetrics;
 use crate::storage_version_migration::plan::Unfinished;
 use crate::{
@@ -123,14 +123,12 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         root_ca "root-ca" 1,
         account_token "account-token" 1,
         pod_cidr "pod-cidr" 1,
-        pod_gc "pod-gc" 1,
         namespace "namespace" 2,
         endpoints "endpoints" 3,
         endpoint_slice "endpoint-slice" 3,
         endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
         ip_address "ip-address" 2,
         service_cidr "service-cidr" 1,
-        csr_approving "csr-approving" 1,
         csr_signing "csr-signing" 1,
         csr_cleaner "csr-cleaner" 1,
         token_cleaner "token-cleaner" 1,
@@ -164,6 +162,8 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     const AUTOSCALER_WORKERS: usize = 3;
     start_with_state! {
         tasks, context,
+        pod_gc<OwnQueue> "pod-gc" 1,
+        csr_approving<OwnQueue> "csr-approving" 1,
         node_balancer<node_balancer::state::State> "node-balancer" 1,
         address_pool<address_pool::state::State> "address-pool" 1,
         node_ttl<Mutex<node_ttl::plan::ClusterSize>> "node-ttl" 1,

@@ -55,6 +55,11 @@ impl Quota {
         self.hard.contains_key(name)
     }
 
+    /// Whether the quota counts devices that pods can pay for ([`ClaimOwner`]). No scope includes claims for devices.
+    pub fn limits_implicit_devices(&self) -> bool {
+        self.scopes.is_empty() && self.hard.keys().any(|name| name.starts_with(usage::IMPLICIT))
+    }
+
     /// Whether objects of the kind can use an amount that the quota limits.
     pub fn tracks(&self, kind: &Resource) -> bool {
         let has_plain_name = kind.group.is_empty() && usage::PLAIN_COUNTS.contains(&&*kind.plural);

@@ -324,7 +324,7 @@ impl Registrar<'_> {
     }
 
     fn tasks(&self) -> [IntGauge; 2] {
-        let tasks = self.gauges("goroutines", "Number of running tasks, by their work.", &["operation"]);
+        let tasks = self.gauges("goroutines", "Number of running tasks, by operation.", &["operation"]);
         ["binding", "prioritizing_extender"].map(|operation| tasks.with_label_values(&[operation]))
     }
 

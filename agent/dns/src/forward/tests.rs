@@ -290,6 +290,36 @@ async fn a_truncated_answer_is_used_if_the_server_does_not_answer_by_tcp() {
 }
 
 #[tokio::test]
+async fn a_late_truncated_answer_is_used_if_a_firewall_drops_tcp() {
+    // The kernel accepts the connection. The server sends no byte.
+    let (_listener, socket) = bind_both().await;
+    let address = socket.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut buffer = [0; 4096];
+        loop {
+            let (size, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let query = Message::from_vec(&buffer[..size]).unwrap();
+            if query.queries[0].query_type != RecordType::A {
+                continue;
+            }
+            let mut answer = Message::response(query.metadata.id, OpCode::Query);
+            answer.queries.clone_from(&query.queries);
+            tokio::time::sleep(Duration::from_millis(800)).await;
+            socket.send_to(&answer.truncate().to_vec().unwrap(), client).await.unwrap();
+        }
+    });
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![address] };
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
+    let server = upstream.servers.of(&question("a.example.").name).remove(0);
+    // One more failure makes the server count as failing.
+    server.failed();
+    let answer = upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(answer.code(), ResponseCode::NoError);
+    assert!(answer.message().metadata.truncation);
+    assert!(server.is_up());
+}
+
+#[tokio::test]
 async fn the_failure_of_a_server_is_used_for_some_seconds() {
     let change = |answer: &mut Message, _: &Message| answer.metadata.response_code = ResponseCode::ServFail;
     let (upstream, asked) = server_by_udp(change).await;

@@ -161,12 +161,5 @@ fn counts(pod: &Value, now: Timestamp) -> bool {
 
 /// The usage of a claim that a pod pays for.
 fn paid_by(claim: &Value, pod: &Value, now: Timestamp) -> Usage {
-    let usage = pods().map(|kind| whole_usage(kind, pod, now)).unwrap_or_default();
-    let request = |name: &str| usage.get(&format!("requests.{name}")).copied().unwrap_or(0);
-    let owner = ClaimOwner {
-        uid: pod["metadata"]["uid"].as_str().unwrap_or_default(),
-        claim: pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"].as_str(),
-        request: &request,
-    };
-    paid_by_pod(claim, &owner)
+    ClaimOwner::of(pod, now).map(|owner| paid_by_pod(claim, &owner)).unwrap_or_default()
 }

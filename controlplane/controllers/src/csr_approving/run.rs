@@ -15,38 +15,49 @@ use crate::certificate::{NODE_PREFIX, NODE_SERVING, RequestedCertificate};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{CertificateSigningRequest, Key, Node, ObjectExt};
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, OwnQueue, Queue, key_of_creator, pause_after};
 use crate::write::Part;
 
 /// Maximum number of undecided requests of a node that are queued when the addresses of the node change.
 const MAX_WAITING: usize = 10;
 
-/// Queues new requests. Queues the newest undecided requests of a node when the addresses of the node change.
+/// Queues new requests, and nodes with changed addresses. The key of a node has no namespace.
 ///
-/// The number of queued requests is limited, because a stolen node can create very many requests and change its
-/// addresses often. A kubelet waits only for its newest request.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+/// A stolen node can create very many requests and change its addresses often. So the reconcile of the node finds the
+/// requests: a handler of the cache would delay all readers of the nodes.
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
+    // A controller listens only once.
+    let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
         if let Some(request) = change.new.filter(|request| !request.is_decided()) {
             own.add(queue_key(request));
         }
     });
-    let (own, requests) = (queue.clone(), context.caches.signing_requests.clone());
+    let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         let addresses = |node: Option<&Arc<Node>>| node.map(|node| node.status.addresses.clone());
         let Some(node) = change.latest().filter(|_| addresses(change.old) != addresses(change.new)) else {
             return;
         };
-        let waiting = newest_waiting(requests.all(), node.name());
-        waiting.iter().for_each(|request| own.add(queue_key(request)));
+        own.add(node.key());
     });
 }
 
-/// The key of a request in the queue. The user name of the requester is in the field for the namespace, so the
-/// requesters take turns.
+/// The key of a request in the queue. The requesters take turns, in place of namespaces.
 fn queue_key(request: &CertificateSigningRequest) -> Key {
-    Key::new(&request.spec.username, request.name())
+    key_of_creator(&request.spec.username, request.name())
+}
+
+/// Queues the newest undecided requests of a node. A kubelet waits only for its newest request.
+fn queue_newest(context: &Context, own_queue: &OwnQueue, node: &str) -> Next {
+    let requests = context.caches.signing_requests.all();
+    let count = requests.len();
+    let waiting = newest_waiting(requests, node);
+    if let Some(queue) = own_queue.get() {
+        waiting.iter().for_each(|request| queue.add(queue_key(request)));
+    }
+    pause_after(count)
 }
 
 /// The newest undecided requests of a node for serving certificates, at most [`MAX_WAITING`].
@@ -64,8 +75,11 @@ fn newest_waiting(
     requests
 }
 
-/// Reconciles one request.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+/// Reconciles one request, or one node with changed addresses.
+pub(crate) async fn reconcile(context: &Context, own_queue: &OwnQueue, key: Key) -> Result<Next, Error> {
+    if key.namespace.is_empty() {
+        return Ok(queue_newest(context, own_queue, &key.name));
+    }
     let key = Key::new("", &key.name);
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
@@ -184,6 +198,7 @@ async fn decide(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::QueueKey as _;
     use crate::test_api::TestApi;
 
     fn put_request(api: &TestApi, name: &str, node: &str, second: usize) {
@@ -209,25 +224,38 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn changed_addresses_queue_the_newest_requests_of_the_node_and_requesters_take_turns() {
         let api = TestApi::new(&[]);
-        let queue = Arc::new(Queue::new());
-        listen(&api.context, &queue);
+        let (queue, own_queue) = (Arc::new(Queue::new()), Arc::default());
+        listen(&api.context, &queue, &own_queue);
         for number in 0..30 {
             put_request(&api, &format!("r{number:02}"), "a", number);
         }
         put_request(&api, "of-b", "b", 0);
         let all = queued(&queue).await;
-        assert_eq!((all.len(), all[1].as_str()), (31, "system:node:b/of-b"));
+        assert_eq!((all.len(), all[1].as_str()), (31, "/system:node:b/of-b"));
         let put_node = |name: &str| {
             let addresses = json!([{"type": "InternalIP", "address": "192.0.2.1"}]);
             let node = json!({"metadata": {"name": name, "uid": name, "resourceVersion": "1"},
                 "status": {"addresses": addresses}});
             api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
         };
-        put_node("a");
-        let newest: Vec<String> = (20..30).rev().map(|number| format!("system:node:a/r{number}")).collect();
-        assert_eq!(queued(&queue).await, newest);
-        put_node("b");
-        assert_eq!(queued(&queue).await, ["system:node:b/of-b"]);
+        let newest: Vec<String> = (20..30).rev().map(|number| format!("/system:node:a/r{number}")).collect();
+        for (node, expect) in [("a", newest), ("b", vec!["/system:node:b/of-b".to_owned()])] {
+            put_node(node);
+            assert_eq!(queued(&queue).await, [node], "a handler of the cache does not read the requests");
+            let next = reconcile(&api.context, &own_queue, Key::new("", node)).await.unwrap();
+            assert!(matches!(next, Next::Wait));
+            assert_eq!(queued(&queue).await, expect);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_node_rests_after_a_reconcile_that_reads_many_requests() {
+        let api = TestApi::new(&[]);
+        for number in 0..1000 {
+            put_request(&api, &format!("r{number}"), "b", 0);
+        }
+        let next = reconcile(&api.context, &OwnQueue::new(), Key::new("", "a")).await;
+        assert!(matches!(next, Ok(Next::Rest(_))));
     }
 
     #[tokio::test]
@@ -235,7 +263,7 @@ mod tests {
         let api = TestApi::new(&[]);
         put_request(&api, "r", "a", 0);
         let request = api.context.caches.signing_requests.get(&Key::new("", "r")).unwrap();
-        assert_eq!(queue_key(&request), Key::new("system:node:a", "r"));
+        assert_eq!(queue_key(&request).object(), "r", "messages of the log name the request");
         let mut approved = (*request).clone();
         approved.spec.request = ByteString(serving_request());
         approved.spec.usages = vec!["digital signature".to_owned(), "server auth".to_owned()];
@@ -246,7 +274,7 @@ mod tests {
         let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": "1"}});
         api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
         // The simulated API does not have the request, so the approval fails.
-        assert!(reconcile(&api.context, key).await.is_err());
+        assert!(reconcile(&api.context, &OwnQueue::new(), key).await.is_err());
         assert_eq!(api.writes().len(), 1);
     }
 

@@ -57,12 +57,6 @@ pub(super) fn take(spec: &mut PodSpec) -> Arc<PodRequests> {
 // === impl PodRequests ===
 
 impl PodRequests {
-    /// The sum of the requests of the containers and sidecars.
-    pub(crate) fn sum(&self, resource: &str) -> i64 {
-        let requests = self.containers.iter().filter_map(|(_, requests)| requests.get(resource));
-        requests.fold(0, |sum, request| sum.saturating_add(*request))
-    }
-
     /// The request of a resource in thousandths: of one container, or of the pod with its sidecars. `pod` is the name
     /// of the pod for the error message.
     pub(crate) fn get(&self, pod: &str, resource: &str, container: Option<&str>) -> Result<i64, String> {
@@ -130,7 +124,6 @@ mod tests {
         assert_eq!(get(&spec, "cpu", Some("i")).unwrap_err(), "container i not found in Pod p");
         assert_eq!((get(&whole, "cpu", None), get(&whole, "cpu", Some("b"))), (Ok(5000), Ok(2000)));
         assert_eq!(get(&json!({}), "cpu", None), Ok(0));
-        assert_eq!(pod("p", whole).spec.requests.unwrap().sum("memory"), 1_024_000);
     }
 
     #[test]

@@ -34,6 +34,9 @@ const MAX_NAMES: usize = 10;
 /// can have thousands of autoscalers, and thousands of pods with different labels. All other autoscalers wait during
 /// these comparisons.
 const MAX_COMPARED: usize = 100_000;
+/// Requirements that are compared with the labels of pods before other tasks run. A namespace can have thousands of
+/// pods, and a selector hundreds of requirements.
+const STEP: usize = 1000;
 /// Maximum characters of the selector in that message.
 const MAX_SELECTOR: usize = 1024;
 
@@ -108,6 +111,21 @@ impl Comparisons<'_> {
         }
         false
     }
+}
+
+/// The pods that a selector selects. Other tasks run between the comparisons.
+async fn selected_pods(pods: Vec<Arc<Pod>>, selector: &LabelSelector) -> Vec<Arc<Pod>> {
+    let step = (STEP / selector.requirements.len().max(1)).max(1);
+    let mut selected = Vec::new();
+    for (place, pod) in pods.into_iter().enumerate() {
+        if selector.matches(pod.metadata.labels.as_ref()) {
+            selected.push(pod);
+        }
+        if place % step == step - 1 {
+            tokio::task::yield_now().await;
+        }
+    }
+    selected
 }
 
 /// The new status, without conditions.
@@ -212,8 +230,7 @@ impl Reconcile<'_> {
             scale.status.as_ref().and_then(|status| status.selector.as_deref()).unwrap_or_default();
         let parsed = self.selector(selector, conditions)?;
         let namespace = self.autoscaler.namespace();
-        let pods = self.context.caches.pods.in_namespace(namespace).into_iter();
-        let pods: Vec<_> = pods.filter(|pod| parsed.matches(pod.metadata.labels.as_ref())).collect();
+        let pods = selected_pods(self.context.caches.pods.in_namespace(namespace), &parsed).await;
         self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
         let (mut measured, mut took) = (Vec::new(), Vec::new());
@@ -438,6 +455,24 @@ mod tests {
         let gathered = reconcile.gather(&scale, &mut Conditions::new(None, now)).await;
         let names: Vec<_> = gathered.unwrap().pods.iter().map(|pod| pod.key()).collect();
         assert_eq!(names, [Key::new("n", "own")]);
+    }
+
+    #[tokio::test]
+    async fn other_tasks_run_while_the_pods_of_a_target_are_selected() {
+        let pod = |app: &str| {
+            let metadata = json!({"name": app, "labels": {"app": app}});
+            Arc::new(serde_json::from_value::<Pod>(json!({"metadata": metadata})).unwrap())
+        };
+        let names: Vec<String> = (0..250).map(|number| format!("key{number}!=x")).collect();
+        let long = format!("{},app=a", names.join(","));
+        for (selector, count) in [("app=a", STEP), (long.as_str(), 10)] {
+            let selector = LabelSelector::parse(selector).unwrap();
+            let other = tokio::spawn(async {});
+            let mut pods = vec![pod("b"); count - 1];
+            pods.push(pod("a"));
+            assert_eq!(selected_pods(pods, &selector).await.len(), 1);
+            assert!(other.is_finished(), "{count} pods");
+        }
     }
 
     #[test]

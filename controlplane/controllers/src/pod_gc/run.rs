@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::live;
 use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::disruption_target;
-use crate::queue::{Next, Queue, pause_after};
+use crate::queue::{Next, OwnQueue, Queue, pause_after};
 
 /// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
@@ -24,12 +24,19 @@ pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 /// character.
 const OF_ABSENT_NODE: char = '/';
 
+/// The queue key for all pods whose node may not exist.
+fn key_of_all_lost() -> Key {
+    Key::new("", &OF_ABSENT_NODE.to_string())
+}
+
 /// Queues deleted nodes, nodes that are out of service, and pods whose node does not exist. Also queues terminating
 /// pods without a node, and finished pods above the limit. The key of a node has no namespace.
 ///
 /// A user can create very many pods on different nodes that do not exist. A reconcile of a node reads all pods. So the
 /// queue has the keys of such pods, not of their nodes, and the namespaces take turns.
-pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
+    // A controller listens only once.
+    let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
         if let (Some(node), None) = (change.old, change.new) {
@@ -54,8 +61,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let Some(node) = node_of(pod) else { return };
         match nodes.get(&node) {
             None if nodes.is_synced() => own.add_after(key_of_lost(pod), QUARANTINE),
-            // Before the first list of the nodes, no node is known. One key of a node serves all its pods.
-            None => own.add_after(node, QUARANTINE),
+            // Before the first list of the nodes, no node is known. One reconcile after the list queues the pods of
+            // absent nodes. The handler of the nodes queues the nodes that are out of service.
+            None => own.add_after(key_of_all_lost(), QUARANTINE),
             Some(known) if pod.is_being_deleted() && plan::is_out_of_service(&known) => own.add(node),
             Some(_) => {}
         }
@@ -74,7 +82,11 @@ fn key_of_lost(pod: &Pod) -> Key {
 }
 
 /// Reconciles one node, or deletes one pod: a finished or terminating pod, or a pod whose node does not exist.
-pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+pub(crate) async fn reconcile(context: &Context, own_queue: &OwnQueue, key: Key) -> Result<Next, Error> {
+    if key == key_of_all_lost() {
+        queue_all_lost(context, own_queue);
+        return Ok(Next::Wait);
+    }
     if let Some(name) = key.name.strip_prefix(OF_ABSENT_NODE) {
         return remove_lost(context, &Key::new(&key.namespace, name)).await;
     }
@@ -101,6 +113,16 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         remove(context, &pod, Some(node_is_absent(&pod))).await?;
     }
     Ok(Next::Wait)
+}
+
+/// Queues all pods whose node does not exist.
+fn queue_all_lost(context: &Context, own_queue: &OwnQueue) {
+    let Some(queue) = own_queue.get() else { return };
+    for pod in context.caches.pods.all() {
+        if node_of(&pod).is_some_and(|node| context.caches.nodes.get(&node).is_none()) {
+            queue.add(key_of_lost(&pod));
+        }
+    }
 }
 
 /// Deletes a pod if its node does not exist.
@@ -157,7 +179,7 @@ mod tests {
                 "spec": {"nodeName": node}, "status": {"phase": "Pending"}});
             let api = TestApi::new(&[("/api/v1/namespaces/n/pods/p", pod.clone())]);
             api.context.caches.pods.written(serde_json::from_value(pod).unwrap());
-            reconcile(&api.context, Key::new("n", "p")).await.unwrap();
+            reconcile(&api.context, &OwnQueue::new(), Key::new("n", "p")).await.unwrap();
             let found = api.writes();
             assert_eq!(found.iter().map(|write| write.method.as_str()).collect::<Vec<_>>(), writes, "{node}");
             assert!(found.first().is_none_or(|write| write.body["status"]["phase"] == "Failed"));
@@ -185,7 +207,7 @@ mod tests {
             let pod = pod_on(node, name, "Succeeded");
             let key = key_of_lost(&pod);
             api.context.caches.pods.written(pod);
-            reconcile(&api.context, key).await.unwrap();
+            reconcile(&api.context, &OwnQueue::new(), key).await.unwrap();
         }
         let writes: Vec<_> = api.writes().into_iter().map(|write| (write.method, write.path)).collect();
         assert_eq!(writes, [("DELETE".to_owned(), "/api/v1/namespaces/n/pods/lost".to_owned())]);
@@ -196,42 +218,43 @@ mod tests {
         let api = TestApi::new(&[]);
         let node = json!({"metadata": {"name": "known", "uid": "known", "resourceVersion": "1"}});
         api.context.caches.nodes.written(serde_json::from_value(node).unwrap());
-        let key = Key::new("", "known");
-        assert!(matches!(reconcile(&api.context, key.clone()).await, Ok(Next::Wait)));
+        let (own_queue, key) = (OwnQueue::new(), Key::new("", "known"));
+        assert!(matches!(reconcile(&api.context, &own_queue, key.clone()).await, Ok(Next::Wait)));
         for number in 0..1000 {
             api.context.caches.pods.written(pod_on("known", &format!("p{number}"), "Running"));
         }
-        assert!(matches!(reconcile(&api.context, key).await, Ok(Next::Rest(_))));
+        assert!(matches!(reconcile(&api.context, &own_queue, key).await, Ok(Next::Rest(_))));
+    }
+
+    /// The keys that the queue has now or after the delay.
+    async fn queued(queue: &Queue<Key>) -> Vec<Key> {
+        let keys = Mutex::new(Vec::new());
+        let work = queue.work("test", |key: Key| {
+            keys.lock().unwrap().push(key);
+            async { Ok(Next::Wait) }
+        });
+        assert!(tokio::time::timeout(2 * QUARANTINE, work).await.is_err());
+        keys.into_inner().unwrap()
     }
 
     #[tokio::test(start_paused = true)]
     async fn pods_with_the_names_of_absent_nodes_are_queued_themselves() {
         let api = TestApi::new(&[]);
-        let (queue, caches) = (Arc::new(Queue::new()), &api.context.caches);
-        listen(&api.context, &queue);
-        caches.pods.written(pod_on("early", "a", "Running"));
+        let (queue, own_queue, caches) = (Arc::new(Queue::new()), Arc::default(), &api.context.caches);
+        listen(&api.context, &queue, &own_queue);
+        // Pods are queued instead of nodes: a reconcile of a node would read the pods of all namespaces.
+        for (node, pod) in [("v", "a"), ("w", "b"), ("known", "c")] {
+            caches.pods.written(pod_on(node, pod, "Running"));
+        }
         caches.nodes.apply(Event::Init);
+        let node = json!({"metadata": {"name": "known", "uid": "known", "resourceVersion": "1"}});
+        caches.nodes.apply(Event::InitApply(serde_json::from_value(node).unwrap()));
         caches.nodes.apply(Event::InitDone);
-        caches.pods.written(pod_on("x", "b", "Running"));
-        caches.pods.written(pod_on("y", "c", "Running"));
-        let (sender, mut queued) = tokio::sync::mpsc::unbounded_channel();
-        let work = queue.work("test", |key: Key| {
-            sender.send(key).unwrap();
-            async { Ok(Next::Wait) }
-        });
-        let keys = async {
-            let mut keys = Vec::new();
-            while keys.len() < 3 {
-                keys.push(queued.recv().await.unwrap());
-            }
-            keys
-        };
-        let keys = tokio::select! {
-            () = work => unreachable!("work has no end"),
-            keys = keys => keys,
-        };
-        // After the first list, pods are queued instead of nodes: a reconcile of a node would read the pods of all
-        // namespaces.
-        assert_eq!(keys, [Key::new("", "early"), Key::new("n", "/b"), Key::new("n", "/c")]);
+        caches.pods.written(pod_on("x", "d", "Running"));
+        caches.pods.written(pod_on("y", "e", "Running"));
+        let lost = |name: &str| Key::new("n", name);
+        assert_eq!(queued(&queue).await, [key_of_all_lost(), lost("/d"), lost("/e")]);
+        reconcile(&api.context, &own_queue, key_of_all_lost()).await.unwrap();
+        assert_eq!(queued(&queue).await, ["/a", "/b", "/d", "/e"].map(lost));
     }
 }

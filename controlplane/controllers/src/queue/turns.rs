@@ -5,15 +5,31 @@ use std::hash::Hash;
 
 use crate::object::Key;
 
+/// First character of the namespace in the key of an object whose creators take turns, in place of namespaces. No
+/// namespace has this character.
+const OF_CREATOR: char = '/';
+
 /// A key of a work queue.
 pub(crate) trait QueueKey: Clone + Eq + Hash {
     /// The namespace of the object. Empty for objects of the cluster.
     fn namespace(&self) -> &str;
+
+    /// The object in messages of the log.
+    fn object(&self) -> String;
+}
+
+/// The key of an object of the cluster whose creators take turns.
+pub(crate) fn key_of_creator(creator: &str, name: &str) -> Key {
+    Key::new(&format!("{OF_CREATOR}{creator}"), name)
 }
 
 impl QueueKey for Key {
     fn namespace(&self) -> &str {
         &self.namespace
+    }
+
+    fn object(&self) -> String {
+        if self.namespace.starts_with(OF_CREATOR) { self.name.clone() } else { self.to_string() }
     }
 }
 
@@ -21,6 +37,10 @@ impl QueueKey for Key {
 impl QueueKey for &'static str {
     fn namespace(&self) -> &str {
         ""
+    }
+
+    fn object(&self) -> String {
+        (*self).to_owned()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The usage that the objects of a kind add to a quota.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use coracle_kinds::Resource;
@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api_kind::{ApiKind, Discovered};
-use crate::object::{ObjectExt, Pod, ResourceQuota};
+use crate::object::{ObjectExt, ResourceQuota};
 
 /// One object, in thousandths.
 const ONE: i128 = 1000;
@@ -21,6 +21,13 @@ pub(super) enum Counted {
     BuiltIn(&'static Arc<Resource>),
     /// As a number of objects, under this name.
     Number(String),
+}
+
+/// The kinds in the order of the count. Pods are first, because the usage of claims depends on the counted pods.
+pub(super) fn in_order(kinds: &[ApiKind]) -> Vec<&ApiKind> {
+    let mut kinds: Vec<&ApiKind> = kinds.iter().collect();
+    kinds.sort_by_key(|kind| kind.name() != "pods");
+    kinds
 }
 
 /// The limits and the scopes of a quota.
@@ -51,30 +58,29 @@ pub(super) struct Count {
     now: Timestamp,
     /// The time after which the usage of a counted pod changes, although the pod does not change.
     pub(super) next_change: Option<Timestamp>,
-    /// Uids of the pods that already pay for a claim. A pod pays for one claim only.
-    payers: HashSet<String>,
+    /// The counted pods that can still pay for a claim, by uid. A pod pays for one claim only.
+    owners: HashMap<String, ClaimOwner>,
 }
 
 impl Count {
     /// An empty count.
     pub(super) fn at(now: Timestamp) -> Self {
-        Self { used: Usage::new(), now, next_change: None, payers: HashSet::new() }
+        Self { used: Usage::new(), now, next_change: None, owners: HashMap::new() }
     }
 
-    /// Adds the usage of one object. `paid` is the part of the usage that already counts for a pod ([`paid`]).
-    pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value, paid: &Usage) {
+    /// Adds the usage of one object, without the part that a pod pays for. Pods must be added before claims.
+    pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value) {
         let more = match counted {
             Counted::BuiltIn(kind) => {
                 if kind.is("", "Pod") {
                     let end = grace_end(object).filter(|end| *end >= self.now);
                     self.next_change = self.next_change.into_iter().chain(end).min();
+                    if quota.limits_implicit_devices() {
+                        let owner = ClaimOwner::of(object, self.now);
+                        self.owners.extend(owner.map(|owner| (owner.uid().to_owned(), owner)));
+                    }
                 }
-                let usage = quota.usage(kind, object, self.now);
-                let is_first = |(_, pod): (&str, &str)| self.payers.insert(pod.to_owned());
-                match !paid.is_empty() && pod_of_claim(object).is_some_and(is_first) {
-                    true => without_paid(usage, paid),
-                    false => usage,
-                }
+                without_paid(quota.usage(kind, object, self.now), &self.paid(object))
             }
             Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
         };
@@ -82,22 +88,17 @@ impl Count {
             *self.used.entry(name).or_default() += amount;
         }
     }
-}
 
-/// The part of the usage of a claim that already counts for its pod. Empty after the pod has finished.
-pub(super) fn paid(claim: &Value, pod: &Pod) -> Usage {
-    if pod.finished() {
-        return Usage::new();
+    /// The part of the usage of an object that a counted pod pays for. Only the first claim for the extended resources
+    /// of a pod has such a part.
+    fn paid(&mut self, object: &Value) -> Usage {
+        let Some((_, pod)) = pod_of_claim(object) else { return Usage::new() };
+        let paid = self.owners.get(pod).map(|owner| paid_by_pod(object, owner)).unwrap_or_default();
+        if !paid.is_empty() {
+            self.owners.remove(pod);
+        }
+        paid
     }
-    let requests = pod.spec.requests.as_deref();
-    let request = |name: &str| requests.map_or(0, |requests| i128::from(requests.sum(name)));
-    let status = pod.status.extended_resource_claim_status.as_ref();
-    let owner = ClaimOwner {
-        uid: pod.uid(),
-        claim: status.map(|status| status.resource_claim_name.as_str()),
-        request: &request,
-    };
-    paid_by_pod(claim, &owner)
 }
 
 /// Keeps the former usage of kinds that are not known now, because their server does not respond. As upstream, their
@@ -124,7 +125,6 @@ mod tests {
     use kube::discovery::ApiResource;
 
     use super::*;
-    use crate::object::Object as _;
 
     fn kind(group: &str, kind: &str, plural: &str) -> ApiKind {
         let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural);
@@ -148,7 +148,7 @@ mod tests {
                 "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}})
         };
         for phase in ["Running", "Pending", "Succeeded"] {
-            count.add(&limits, &pods, &pod(phase), &Usage::new());
+            count.add(&limits, &pods, &pod(phase));
         }
         assert_eq!(count.next_change, None);
         // The grace periods of the first two are over, those of the others are not.
@@ -156,11 +156,11 @@ mod tests {
             let mut deleted = pod("Running");
             deleted["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:00:{second}Z").into();
             deleted["metadata"]["deletionGracePeriodSeconds"] = 30.into();
-            count.add(&limits, &pods, &deleted, &Usage::new());
+            count.add(&limits, &pods, &deleted);
         }
         assert_eq!(count.next_change, Some(now));
         let things = counted(&object, &limits, &kind("example.com", "Thing", "things")).unwrap();
-        count.add(&limits, &things, &json!({}), &Usage::new());
+        count.add(&limits, &things, &json!({}));
         let expect = json!({"pods": "4", "requests.cpu": "1", "count/things.example.com": "1"});
         assert_eq!(limits.status(&count.used)["used"], expect);
     }
@@ -170,8 +170,9 @@ mod tests {
         let name = "requests.deviceclass.resource.kubernetes.io/gpu";
         let object = quota(json!({"hard": {name: "9"}}));
         let limits = limits(&object);
-        let claims =
-            counted(&object, &limits, &kind("resource.k8s.io", "ResourceClaim", "resourceclaims")).unwrap();
+        let kinds = [kind("resource.k8s.io", "ResourceClaim", "resourceclaims"), kind("", "Pod", "pods")];
+        let [pods, claims] = in_order(&kinds)[..] else { panic!("two kinds") };
+        let [pods, claims] = [pods, claims].map(|kind| counted(&object, &limits, kind).unwrap());
         let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
         let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
         let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu", "count": 3}});
@@ -182,15 +183,44 @@ mod tests {
             let pod = json!({"metadata": {"name": "p", "uid": uid},
                 "spec": {"containers": [{"name": "c", "resources": resources}]},
                 "status": {"extendedResourceClaimStatus": {"resourceClaimName": claim_of_pod}}});
-            let mut pod: Pod = serde_json::from_value(pod).unwrap();
-            pod.slim();
             let mut count = Count::at(Timestamp::UNIX_EPOCH);
-            count.add(&limits, &claims, &claim, &paid(&claim, &pod));
-            assert_eq!(count.used.get(name), Some(&expect));
-            count.add(&limits, &claims, &claim, &paid(&claim, &pod));
-            assert_eq!(count.used.get(name), Some(&(expect + 3000)), "a pod counts for one claim");
-            pod.status.phase = Some("Succeeded".to_owned());
-            assert!(paid(&claim, &pod).is_empty());
+            for more in [2000, expect, 3000] {
+                let before = count.used.get(name).copied().unwrap_or(0);
+                let (counted, object) = if more == 2000 { (&pods, &pod) } else { (&claims, &claim) };
+                count.add(&limits, counted, object);
+                assert_eq!(count.used.get(name), Some(&(before + more)), "a pod counts for one claim");
+            }
+        }
+    }
+
+    /// The API server counts with the same rule (`coracle_kinds::quota::ClaimOwner`).
+    #[test]
+    fn a_pod_pays_with_its_init_containers_and_not_after_its_grace_period() {
+        let name = "requests.deviceclass.resource.kubernetes.io/gpu";
+        let object = quota(json!({"hard": {name: "9"}}));
+        let limits = limits(&object);
+        let of = |group: &str, name: &str, plural: &str| {
+            counted(&object, &limits, &kind(group, name, plural)).unwrap()
+        };
+        let (pods, claims) =
+            (of("", "Pod", "pods"), of("resource.k8s.io", "ResourceClaim", "resourceclaims"));
+        let owner = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u", "controller": true});
+        let annotations = json!({"resource.kubernetes.io/extended-resource-claim": "true"});
+        let request = json!({"name": "r", "exactly": {"deviceClassName": "gpu", "count": 2}});
+        let claim = json!({"metadata": {"name": "c", "annotations": annotations, "ownerReferences": [owner]},
+            "spec": {"devices": {"requests": [request]}}});
+        let resources = json!({"requests": {"deviceclass.resource.kubernetes.io/gpu": "2"}});
+        let init = json!({"name": "i", "resources": resources});
+        let metadata = json!({"name": "p", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:10Z",
+            "deletionGracePeriodSeconds": 20});
+        let pod = json!({"metadata": metadata,
+            "spec": {"containers": [{"name": "c"}], "initContainers": [init]}});
+        for (now, of_pod) in [("2026-01-01T00:00:30Z", 2000), ("2026-01-01T00:00:31Z", 0)] {
+            let mut count = Count::at(now.parse().unwrap());
+            count.add(&limits, &pods, &pod);
+            assert_eq!(count.used.get(name).copied().unwrap_or(0), of_pod, "{now}");
+            count.add(&limits, &claims, &claim);
+            assert_eq!(count.used.get(name), Some(&2000), "either the pod or the claim: {now}");
         }
     }
 

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_kinds::quota::{Usage, pod_of_claim};
 use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use kube::api::ListParams;
@@ -109,9 +108,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let quota = plan::limits(&object);
     let mut count = plan::Count::at(Timestamp::now());
     let found = context.kinds().await?;
-    for kind in &found.kinds {
+    for kind in plan::in_order(&found.kinds) {
         let Some(counted) = plan::counted(&object, &quota, kind) else { continue };
-        let add = |object: &Value| count.add(&quota, &counted, object, &paid_by_pod(context, object));
+        let add = |object: &Value| count.add(&quota, &counted, object);
         for_each(context, kind, &key.namespace, add).await?;
     }
     let mut status = quota.status(&count.used);
@@ -124,14 +123,6 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let next = count.next_change.map(|end| until(end, Timestamp::now()).unwrap_or_default().max(DELAY));
     Ok(Next::After(next.unwrap_or(RESYNC).min(RESYNC)))
-}
-
-/// The part of the usage of an object that already counts for a pod. Only a claim for the extended resources of a pod
-/// has such a part.
-fn paid_by_pod(context: &Context, object: &Value) -> Usage {
-    let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-    let pod = pod_of_claim(object).and_then(|(name, _)| context.caches.pods.get(&Key::new(namespace, name)));
-    pod.map(|pod| plan::paid(object, &pod)).unwrap_or_default()
 }
 
 /// Reads all objects of a kind in a namespace, in pages.

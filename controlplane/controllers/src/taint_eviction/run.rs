@@ -183,10 +183,7 @@ async fn reconcile_pod(context: &Context, pending: &Pending, key: Key) -> Result
         report_cancelled(context, pending.remove(&key));
         return Ok(Next::Wait);
     };
-    pending.add(&pod, node.key());
-    // The handler of the cache may have removed the pod before this reconcile added it.
-    if context.caches.pods.get(&key).is_none() {
-        drop(pending.remove(&key));
+    if !add(context, pending, &pod, &node.key()) {
         return Ok(Next::Wait);
     }
     if let Some(wait) = until(end, now) {
@@ -200,6 +197,23 @@ async fn reconcile_pod(context: &Context, pending: &Pending, key: Key) -> Result
     };
     evict(context, &pod, eviction).await?;
     Ok(Next::Wait)
+}
+
+/// Adds a pod to the pending evictions. Returns false if the pod or its node has changed since they were read, so that
+/// no eviction is pending. The handler of the cache may have removed the pod before it was added here, and another
+/// worker may have removed the pods of the node.
+fn add(context: &Context, pending: &Pending, pod: &Pod, node: &Key) -> bool {
+    let key = pod.key();
+    pending.add(pod, node.clone());
+    let Some(node) = context.caches.pods.get(&key).and_then(|_pod| context.caches.nodes.get(node)) else {
+        drop(pending.remove(&key));
+        return false;
+    };
+    if !is_tainted(&node) {
+        report_cancelled(context, pending.remove(&key));
+        return false;
+    }
+    true
 }
 
 /// Records an event about each of these pods that still runs: the taint is gone, or the pod tolerates it now.
@@ -345,6 +359,31 @@ mod tests {
             assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());
             assert_eq!(queued.into_inner().unwrap(), expected, "version {version}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_node_that_loses_its_taint_during_the_reconcile_of_a_pod_has_no_pending_evictions() {
+        let (api, pending, node) = (TestApi::new(&[]), Pending::default(), Key::new("", "a"));
+        let caches = &api.context.caches;
+        let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "p", "resourceVersion": "1"},
+            "spec": {"nodeName": "a"}});
+        let pod = caches.pods.written(serde_json::from_value(pod).unwrap());
+        let put_node = |version: &str, taints: Value| {
+            let node = json!({"metadata": {"name": "a", "uid": "a", "resourceVersion": version},
+                "spec": {"taints": taints}});
+            caches.nodes.written(serde_json::from_value(node).unwrap());
+        };
+        put_node("2", json!([{"key": "k", "effect": "NoExecute"}]));
+        assert!(add(&api.context, &pending, &pod, &node));
+        assert_eq!(names(&pending), "p");
+        // The reconcile of the node removes its pods before the reconcile of a pod adds this pod.
+        put_node("3", json!([]));
+        reconcile(&api.context, &pending, node.clone()).await.unwrap();
+        assert!(!add(&api.context, &pending, &pod, &node));
+        assert_eq!(names(&pending), "");
+        caches.nodes.removed(&node, "a");
+        assert!(!add(&api.context, &pending, &pod, &node));
+        assert_eq!(names(&pending), "");
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! request of the claim with the requests of single containers. This module compares the sums, and also the uid of the
 //! pod.
 
+use jiff::Timestamp;
 use serde_json::Value;
 
 use super::usage::{self, Usage};
@@ -13,14 +14,39 @@ use super::usage::{self, Usage};
 /// The annotation of the claims.
 const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 
-/// The pod that controls a claim.
-pub struct ClaimOwner<'a> {
-    /// The uid of the pod.
-    pub uid: &'a str,
+/// A pod that requests extended resources, so it can pay for a claim.
+pub struct ClaimOwner {
+    name: String,
+    uid: String,
     /// The name of the claim in the status of the pod. `None` before the scheduler writes the status.
-    pub claim: Option<&'a str>,
-    /// The pod's request of an extended resource, in thousandths.
-    pub request: &'a dyn Fn(&str) -> i128,
+    claim: Option<String>,
+    /// The usage of the pod: the extended resources that device classes provide implicitly.
+    requests: Usage,
+}
+
+// === impl ClaimOwner ===
+
+impl ClaimOwner {
+    /// Reads a pod. `None` if the pod pays for no claim at this time: it has ended, its grace period is over, or it
+    /// requests no such resource.
+    pub fn of(pod: &Value, now: Timestamp) -> Option<ClaimOwner> {
+        let requests = usage::implicit_requests(pod, now);
+        if requests.is_empty() {
+            return None;
+        }
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        Some(ClaimOwner {
+            name: text(&pod["metadata"]["name"])?,
+            uid: text(&pod["metadata"]["uid"])?,
+            claim: text(&pod["status"]["extendedResourceClaimStatus"]["resourceClaimName"]),
+            requests,
+        })
+    }
+
+    /// The uid of the pod.
+    pub fn uid(&self) -> &str {
+        &self.uid
+    }
 }
 
 /// Name and uid of the pod, according to a claim for the extended resources of a pod. `None` for another claim.
@@ -34,14 +60,14 @@ pub fn pod_of_claim(claim: &Value) -> Option<(&str, &str)> {
 }
 
 /// The usage of a claim that a pod pays for. Empty if the claim does not belong to the pod.
-pub fn paid_by_pod(claim: &Value, pod: &ClaimOwner<'_>) -> Usage {
-    let is_owner = pod_of_claim(claim).is_some_and(|(_, uid)| uid == pod.uid);
-    let is_claim = pod.claim.is_none_or(|name| claim["metadata"]["name"] == name);
+pub fn paid_by_pod(claim: &Value, pod: &ClaimOwner) -> Usage {
+    let is_owner = pod_of_claim(claim) == Some((pod.name.as_str(), pod.uid.as_str()));
+    let is_claim = pod.claim.as_deref().is_none_or(|name| claim["metadata"]["name"] == name);
     if !is_owner || !is_claim {
         return Usage::new();
     }
     let paid = usage::implicit_devices(claim).into_iter().filter_map(|(name, amount)| {
-        let paid = (pod.request)(name.strip_prefix("requests.")?).min(amount);
+        let paid = (*pod.requests.get(&name)?).min(amount);
         (paid > 0).then_some((name, paid))
     });
     paid.collect()
@@ -74,12 +100,42 @@ mod tests {
             "spec": {"devices": {"requests": requests}}})
     }
 
-    fn paid(claim: &Value, uid: &str, name: Option<&str>) -> i128 {
-        let request = |resource: &str| -> i128 {
-            i128::from(resource == "deviceclass.resource.kubernetes.io/gpu") * 3000
-        };
-        let paid = paid_by_pod(claim, &ClaimOwner { uid, claim: name, request: &request });
+    /// A pod with these containers.
+    fn pod(uid: &str, claim: Option<&str>, spec: Value) -> Value {
+        let claim = claim.map(|name| json!({"resourceClaimName": name}));
+        json!({"metadata": {"name": "p", "uid": uid}, "spec": spec,
+            "status": {"phase": "Running", "extendedResourceClaimStatus": claim}})
+    }
+
+    fn container(count: u8) -> Value {
+        let requests = json!({"deviceclass.resource.kubernetes.io/gpu": count.to_string(), "cpu": "1"});
+        json!({"name": "c", "resources": {"requests": requests}})
+    }
+
+    fn paid_at(claim: &Value, pod: &Value, now: &str) -> i128 {
+        let owner = ClaimOwner::of(pod, now.parse().unwrap());
+        let paid = owner.map(|owner| paid_by_pod(claim, &owner)).unwrap_or_default();
         paid.get(GPU).copied().unwrap_or(0)
+    }
+
+    fn paid(claim: &Value, uid: &str, name: Option<&str>) -> i128 {
+        paid_at(claim, &pod(uid, name, json!({"containers": [container(3)]})), "2026-01-01T00:00:00Z")
+    }
+
+    #[test]
+    fn a_pod_pays_with_its_whole_usage_and_only_while_it_counts() {
+        let spec = json!({"containers": [container(1)], "initContainers": [container(2)]});
+        let (claim, mut pod, now) = (claim(&[2]), pod("u", None, spec), "2026-01-01T00:00:30Z");
+        assert_eq!(paid_at(&claim, &pod, now), 2000, "the init container requests more");
+        pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:10Z".into();
+        pod["metadata"]["deletionGracePeriodSeconds"] = 20.into();
+        assert_eq!(paid_at(&claim, &pod, now), 2000, "the end of the grace period");
+        assert_eq!(paid_at(&claim, &pod, "2026-01-01T00:00:31Z"), 0, "the grace period is over");
+        pod["metadata"]["deletionTimestamp"] = Value::Null;
+        pod["status"]["phase"] = "Failed".into();
+        assert_eq!(paid_at(&claim, &pod, now), 0);
+        let none = json!({"metadata": {"name": "p", "uid": "u"}, "spec": {"containers": [{"name": "c"}]}});
+        assert!(ClaimOwner::of(&none, Timestamp::UNIX_EPOCH).is_none());
     }
 
     #[test]
@@ -89,6 +145,9 @@ mod tests {
         assert_eq!(paid(&claim(&[1]), "u", Some("c")), 1000);
         assert_eq!(paid(&claim(&[2, 8]), "u", None), 3000, "the pod requests less");
         assert_eq!(paid(&claim(&[1]), "other", None), 0, "another pod of the same name");
+        let mut renamed = claim(&[1]);
+        renamed["metadata"]["ownerReferences"][0]["name"] = "q".into();
+        assert_eq!(paid(&renamed, "u", None), 0, "no pod has this name and uid");
         assert_eq!(paid(&claim(&[1]), "u", Some("other")), 0, "the pod has another claim");
         for field in ["annotations", "ownerReferences"] {
             let mut unmarked = claim(&[1]);

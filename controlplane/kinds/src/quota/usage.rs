@@ -131,7 +131,16 @@ fn claim(usage: &mut Usage, claim: &Value) {
 }
 
 /// Prefix of the quota names for the extended resources that device classes provide implicitly.
-const IMPLICIT: &str = "requests.deviceclass.resource.kubernetes.io/";
+pub(super) const IMPLICIT: &str = "requests.deviceclass.resource.kubernetes.io/";
+
+/// The requests of a pod for the extended resources that device classes provide implicitly. Empty if the pod does not
+/// count at this time.
+pub(super) fn implicit_requests(object: &Value, now: Timestamp) -> Usage {
+    let mut usage = Usage::new();
+    pod(&mut usage, object, now);
+    usage.retain(|name, amount| name.starts_with(IMPLICIT) && *amount > 0);
+    usage
+}
 
 /// The usage of a claim for the extended resources that device classes provide implicitly.
 pub(super) fn implicit_devices(claim: &Value) -> Usage {
