@@ -57,14 +57,9 @@ pub(crate) async fn run(
     if !remote.is_available() {
         return Err(ApiError::unavailable("service unavailable"));
     }
-    if has_dot_segments(&arrived.info.path) {
-        return Err(ApiError::bad_request(
-            "a path with `.` or `..` cannot be forwarded to an aggregated server",
-        ));
-    }
     let (info, query) = (arrived.info, &arrived.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
-    let uri = format!("{}{mark}{query}", info.path);
+    let uri = format!("{}{mark}{query}", path_to_forward(info)?);
     let request = Request::builder().method(arrived.method.clone()).uri(uri).body(arrived.body);
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
@@ -75,7 +70,26 @@ pub(crate) async fn run(
     respond(arrived.headers, answer, |server| join(client, server, state.shutdown.clone()))
 }
 
-/// Whether a path has a segment `.` or `..`, plain or percent-encoded. Authorization reads such a segment as a name. A
+/// The path for the aggregated server. As upstream, an encoded slash is sent as a slash, so that each server splits the
+/// path as authorization does. The path after `proxy/` keeps its encoding.
+fn path_to_forward(info: &RequestInfo) -> Result<String> {
+    let rest = info.resource.as_ref().and_then(|resource| resource.proxy_path.as_deref()).unwrap_or_default();
+    let base = info.path.strip_suffix(rest).unwrap_or(&info.path).replace("%2F", "/").replace("%2f", "/");
+    if has_dot_segments(&info.path) || has_empty_segments(&base) {
+        return Err(ApiError::bad_request(
+            "a path with an empty segment, `.` or `..` cannot be forwarded to an aggregated server",
+        ));
+    }
+    Ok(base + rest)
+}
+
+/// Whether a path has an empty segment before another segment. Authorization reads an empty segment as an empty name. A
+/// server that ignores it would read the next segment as the name.
+fn has_empty_segments(path: &str) -> bool {
+    path.trim_end_matches('/').contains("//")
+}
+
+/// Whether a path has a segment `.` or `..`, also in percent-encoding. Authorization reads such a segment as a name; a
 /// server that resolves the path would serve another namespace or resource.
 fn has_dot_segments(path: &str) -> bool {
     let decoded = percent_decode_str(path).decode_utf8_lossy();
@@ -160,6 +174,33 @@ mod tests {
             ["/apis/far.io/v1beta1/namespaces/a/pods/*/http..rate", "/apis/far.io/v1/", "/apis/a/v1/...%2F"]
         {
             assert!(!has_dot_segments(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_server_splits_the_path_as_authorization_does() {
+        let sent = |uri: &str| {
+            let info = RequestInfo::parse(&Method::GET, &uri.parse().unwrap());
+            path_to_forward(&info).map_err(|error| error.code)
+        };
+        for (uri, expected) in [
+            ("/apis/far.io/v1/things/a%2Fstatus", "/apis/far.io/v1/things/a/status"),
+            ("/apis/far.io/v1/things%2fa/?b=%2F", "/apis/far.io/v1/things/a/"),
+            ("/apis/far.io/v1/things/a%252Fb%3F", "/apis/far.io/v1/things/a%252Fb%3F"),
+            ("/apis/far.io/v1/things/a%2Fproxy/b%2F/c//d", "/apis/far.io/v1/things/a/proxy/b%2F/c//d"),
+            ("/apis/far.io/v1/things//", "/apis/far.io/v1/things//"),
+        ] {
+            assert_eq!(sent(uri).as_deref(), Ok(expected), "{uri}");
+        }
+        for uri in [
+            "/apis/far.io/v1/things//status",
+            "/apis/far.io/v1/things/%2Fstatus",
+            "/apis/far.io/v1//namespaces/x/things",
+            "//apis/far.io/v1/things",
+            "/apis/far.io/v1/things//a/proxy/b",
+            "/apis/far.io/v1/things/a/proxy/../b",
+        ] {
+            assert_eq!(sent(uri), Err(400), "{uri}");
         }
     }
 

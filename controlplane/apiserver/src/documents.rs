@@ -69,7 +69,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             Some(root)
         }
         ["openapi", "v3", rest @ ..] => {
-            return Ok(openapi_v3(state, info, headers, &rest.join("/")));
+            return openapi_v3(state, info, headers, &rest.join("/"));
         }
         ["version"] => Some(version()),
         ["debug", "api_priority_and_fairness", page] if state.priority_and_fairness => {
@@ -132,19 +132,23 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
-/// The response with an OpenAPI v3 document of this server, or with a document that is converted for an aggregated
-/// server. `None` if there is no such document.
-fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Option<Reply> {
+/// The OpenAPI v3 document of this server, or one that is converted for an aggregated server.
+fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Result<Option<Reply>> {
     let is_known = |hash: &str| matches(headers, &quoted(hash));
-    let own = state.merged.versions.find(&state.registry.load(), path, is_known);
-    let document = own.or_else(|| converted_v3(state, info, is_known))?;
+    let failed = |error: io::Error| ApiError::internal(format!("cannot write the OpenAPI document: {error}"));
+    let own = state.merged.versions.find(&state.registry.load(), path, is_known).map_err(failed)?;
+    let document = match own {
+        Some(own) => Some(own),
+        None => converted_v3(state, info, is_known).map_err(failed)?,
+    };
+    let Some(document) = document else { return Ok(None) };
     let mut reply = packed(state, info, headers, "application/json", document.body.as_ref());
     set(&mut reply, header::ETAG, &quoted(&document.hash));
     // A document that is requested with its hash in the URL never changes.
     if info.query.get("hash") == document.hash {
         set(&mut reply, header::CACHE_CONTROL, "public, immutable");
     }
-    Some(reply)
+    Ok(Some(reply))
 }
 
 /// The document that is converted for an aggregated server without version 3.
@@ -152,23 +156,28 @@ fn converted_v3(
     state: &State,
     info: &RequestInfo,
     is_known: impl Fn(&str) -> bool,
-) -> Option<VersionDocument> {
+) -> io::Result<Option<VersionDocument>> {
     let documents = &state.merged.versions;
-    let remote = state.remotes.find(&info.path)?;
+    let Some(remote) = state.remotes.find(&info.path) else { return Ok(None) };
     let Some(hash) = remote_openapi::converted_hash(&remote) else {
-        // The aggregated server has a new document, whose hash is not known yet.
-        let document = remote_openapi::converted_v3(&remote)?;
+        // The server has a new document, and the new hash is not known yet.
+        let Some(document) = remote_openapi::converted_v3(&remote) else { return Ok(None) };
         let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
-        return Some(VersionDocument { hash: document.hash, body: Some(body) });
+        return Ok(Some(VersionDocument { hash: document.hash, body: Some(body) }));
     };
     if is_known(&hash) {
-        return Some(VersionDocument { hash, body: None });
+        return Ok(Some(VersionDocument { hash, body: None }));
     }
-    let body = documents.with_hash(&hash, |out| {
+    let written = documents.with_hash(&hash, |out| {
         let document = remote_openapi::converted_v3(&remote).filter(|document| document.hash == hash);
         out.write_all(document.ok_or(io::ErrorKind::NotFound)?.text.as_bytes())
-    })?;
-    Some(VersionDocument { hash, body: Some(body) })
+    });
+    match written {
+        Ok(body) => Ok(Some(VersionDocument { hash, body: Some(body) })),
+        // The document has changed meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The response with a document, compressed if the client accepts gzip. Without a body, the response is 304: the client

@@ -47,10 +47,17 @@ pub(crate) struct Merged {
 /// A document in one form.
 #[derive(Default)]
 struct CachedDocument {
-    /// The ETag and the document. `None` at the latest after [`BODY_LIFETIME`].
-    built: Mutex<Option<(String, Packed)>>,
-    /// Locked while the document is built, so that concurrent requests share the build.
-    building: Mutex<()>,
+    /// The newest document. `None` after [`BODY_LIFETIME`].
+    built: Mutex<Option<Built>>,
+    /// The number of builds. Locked while the document is built, so that concurrent requests share the build.
+    builds: Mutex<u64>,
+}
+
+struct Built {
+    /// The number of the build.
+    number: u64,
+    tag: String,
+    body: Packed,
 }
 
 /// A document for a client. `body` is `None` if the client already has it.
@@ -100,18 +107,25 @@ impl Merged {
                 Form::Protobuf => out.write_all(&openapi::v2::protobuf(&document)),
             }
         };
-        let (body, is_new) = offload::run(true, || cached.build(&tag, write)).ok()?;
-        if is_new {
+        let (body, new) = offload::run(true, || cached.build(&tag, write)).ok()?;
+        if let Some(number) = new {
             let merged = Arc::downgrade(self);
             coracle_threads::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(merged) = merged.upgrade() {
-                    *merged.cached(form).built() = None;
-                    merged.base.release();
+                    merged.release(form, number);
                 }
             });
         }
         Some(Document { tag, body: Some(body) })
+    }
+
+    /// Drops the document of a build, and the base if no document is left. A document of a later build stays.
+    fn release(&self, form: Form, number: u64) {
+        self.cached(form).release(number);
+        if [&self.json, &self.protobuf].into_iter().all(|cached| cached.built().is_none()) {
+            self.base.release();
+        }
     }
 
     fn cached(&self, form: Form) -> &CachedDocument {
@@ -125,28 +139,38 @@ impl Merged {
 // === impl CachedDocument ===
 
 impl CachedDocument {
-    fn built(&self) -> MutexGuard<'_, Option<(String, Packed)>> {
+    fn built(&self) -> MutexGuard<'_, Option<Built>> {
         self.built.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The document with this tag, if it is kept.
     fn get(&self, tag: &str) -> Option<Packed> {
-        self.built().as_ref().filter(|(known, _)| known == tag).map(|(_, body)| body.clone())
+        self.built().as_ref().filter(|built| built.tag == tag).map(|built| built.body.clone())
     }
 
-    /// Builds the document, unless another request did so meanwhile. Returns whether this call built it.
+    /// Drops the document of a build, if it is the newest one.
+    fn release(&self, number: u64) {
+        let mut built = self.built();
+        if built.as_ref().is_some_and(|built| built.number == number) {
+            *built = None;
+        }
+    }
+
+    /// Builds the document, unless another request did so meanwhile. Returns the number of the build if this call built
+    /// it.
     fn build(
         &self,
         tag: &str,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> io::Result<(Packed, bool)> {
-        let _alone = self.building.lock().unwrap_or_else(PoisonError::into_inner);
+    ) -> io::Result<(Packed, Option<u64>)> {
+        let mut number = self.builds.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = self.get(tag) {
-            return Ok((found, false));
+            return Ok((found, None));
         }
         let body = Packed::new(write)?;
-        *self.built() = Some((tag.to_owned(), body.clone()));
-        Ok((body, true))
+        *number += 1;
+        *self.built() = Some(Built { number: *number, tag: tag.to_owned(), body: body.clone() });
+        Ok((body, Some(*number)))
     }
 }
 
@@ -170,18 +194,20 @@ mod tests {
         let ask = |tag: &str, text: &'static str| {
             cached.get(tag).map_or_else(
                 || cached.build(tag, |out| out.write_all(text.as_bytes())).unwrap(),
-                |found| (found, false),
+                |found| (found, None),
             )
         };
-        let (first, is_new) = ask("1", "one");
-        assert!(is_new);
-        assert_eq!(ask("1", "never built"), (first.clone(), false));
-        assert_eq!(cached.build("1", |_| panic!("built again")).unwrap(), (first.clone(), false));
-        let (second, is_new) = ask("2", "two");
-        assert!(is_new && second != first);
+        let (first, number) = ask("1", "one");
+        assert_eq!(number, Some(1));
+        assert_eq!(ask("1", "never built"), (first.clone(), None));
+        assert_eq!(cached.build("1", |_| panic!("built again")).unwrap(), (first.clone(), None));
+        let (second, number) = ask("2", "two");
+        assert!(number == Some(2) && second != first);
         assert_eq!(cached.get("1"), None, "one document is kept");
-        *cached.built() = None;
-        assert_eq!(ask("2", "two"), (second.clone(), true));
+        cached.release(1);
+        assert_eq!(cached.get("2"), Some(second.clone()), "the end of an older document");
+        cached.release(2);
+        assert_eq!(ask("2", "two"), (second.clone(), Some(3)));
         assert!(cached.build("3", |_| Err(io::ErrorKind::Other.into())).is_err());
         assert_eq!(cached.get("2"), Some(second));
     }

@@ -16,16 +16,22 @@
 //! is checked again. Services already have a guard for their addresses. Objects in memory, such as leases, have no
 //! guard.
 
+use std::borrow::Cow;
+
 use coracle_kinds::{
     Resource,
     initializers::is_pending,
-    quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage, without_paid},
+    quota::{
+        Quota, Uncovered, Usage, growth, is_terminating, missing_requests, uncovered, whole_usage,
+        without_paid,
+    },
 };
 use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
     allocate::is_allocated,
+    cache::prefix_of,
     call::Call,
     error::{ApiError, Result},
     part::Part,
@@ -109,7 +115,8 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
             old.map(|old| without_paid(quota.usage(kind, old, now), &paid_before)).unwrap_or_default();
         let requested = growth(&without_paid(quota.usage(kind, object, now), &paid), &before);
         uses |= !requested.is_empty();
-        if let Some(why) = quota.exceeded(&account.used, &requested) {
+        let used = with_unknown(call, quota, &account.used, now)?;
+        if let Some(why) = quota.exceeded(&used, &requested) {
             return forbidden(why);
         }
     }
@@ -128,4 +135,20 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
         Some(Uncovered::Amounts(why)) => forbidden(why),
         Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),
     }
+}
+
+/// The usage of an account, including objects of the requested kind that cannot be decrypted. These are in no account.
+/// They count with the amounts that all objects of the kind have.
+fn with_unknown<'a>(call: &Call, quota: &Quota, used: &'a Usage, now: Timestamp) -> Result<Cow<'a, Usage>> {
+    let collection = call.state.cache.of(&call.kind)?;
+    let unknown = collection.lock().unknown_len(&prefix_of(&call.kind, call.namespace()));
+    let mut used = Cow::Borrowed(used);
+    if unknown > 0 {
+        let count = i128::try_from(unknown).unwrap_or(i128::MAX);
+        for (name, amount) in quota.usage(&call.kind, &Value::Null, now) {
+            let used = used.to_mut().entry(name).or_default();
+            *used = used.saturating_add(amount.saturating_mul(count));
+        }
+    }
+    Ok(used)
 }

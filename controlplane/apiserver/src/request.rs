@@ -17,13 +17,15 @@ pub(crate) struct RequestInfo {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. For non-resource paths the
     /// method in lower case.
     pub(crate) verb: &'static str,
+    /// The path in the client's encoding.
     pub(crate) path: String,
     pub(crate) query: Query,
     /// `None` for non-resource paths.
     pub(crate) resource: Option<ResourceInfo>,
 }
 
-/// The resource in a path.
+/// The resource in a path. As upstream, the path is decoded before it is split: a server that gets the forwarded path
+/// may split the decoded path. Source: `RequestInfoFactory`.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub(crate) struct ResourceInfo {
     pub(crate) group: String,
@@ -108,6 +110,7 @@ impl RequestInfo {
 /// The resource of a deprecated path of a watch: `/api/v1/watch/pods` stands for `/api/v1/pods?watch=1`. The name of an
 /// object becomes a field selector. Source: `RequestInfoFactory`.
 fn watched(path: &str, query: &mut Query) -> Option<ResourceInfo> {
+    let path = decoded(path);
     let mut parts: Vec<&str> = path.trim_matches('/').split('/').collect();
     let at = if *parts.first()? == "api" { 2 } else { 3 };
     // A path that ends with `watch` is a collection of this name.
@@ -115,7 +118,7 @@ fn watched(path: &str, query: &mut Query) -> Option<ResourceInfo> {
         return None;
     }
     parts.remove(at);
-    let mut resource = ResourceInfo::parse(&parts.join("/"))?;
+    let mut resource = ResourceInfo::of_segments(parts.into_iter())?;
     let name = std::mem::take(&mut resource.name);
     if !resource.subresource.is_empty() || name.contains(['=', ',', '!', '\\']) {
         return None;
@@ -164,7 +167,22 @@ fn path_verb(method: &Method) -> &'static str {
 impl ResourceInfo {
     /// `/api/v1/…` and `/apis/<group>/<version>/…` with at least a resource name.
     pub(crate) fn parse(path: &str) -> Option<Self> {
-        let mut parts = path.trim_matches('/').split('/').map(decode_segment);
+        let decoded = decoded(path);
+        let mut resource = Self::of_segments(decoded.trim_matches('/').split('/'))?;
+        if resource.subresource == "proxy" || resource.subresource.starts_with("proxy/") {
+            "proxy".clone_into(&mut resource.subresource);
+            let leading = decoded.len() - decoded.trim_start_matches('/').len();
+            // Number of segments before the proxied path: the group version, the namespace, and `resource/name/proxy`.
+            let group_version = if resource.group.is_empty() { 2 } else { 3 };
+            let before = group_version + if resource.below_namespace { 2 } else { 0 } + 3;
+            resource.proxy_path = after_slashes(path, leading + before).map(str::to_owned);
+        }
+        Some(resource)
+    }
+
+    /// The resource of the segments of a decoded path, with the path after `proxy/` in the subresource.
+    fn of_segments<'a>(parts: impl Iterator<Item = &'a str>) -> Option<Self> {
+        let mut parts = parts.map(str::to_owned);
         let group = match parts.next()?.as_str() {
             "api" => String::new(),
             "apis" => parts.next()?,
@@ -172,7 +190,7 @@ impl ResourceInfo {
         };
         let version = parts.next()?;
         let mut rest: Vec<String> = parts.collect();
-        if rest.first().is_none_or(String::is_empty) {
+        if rest.is_empty() {
             return None;
         }
         let mut namespace = String::new();
@@ -186,14 +204,7 @@ impl ResourceInfo {
         let mut rest = rest.into_iter();
         let resource = rest.next()?;
         let name = rest.next().unwrap_or_default();
-        let mut subresource = rest.collect::<Vec<_>>().join("/");
-        let mut proxy_path = None;
-        if subresource == "proxy" || subresource.starts_with("proxy/") {
-            "proxy".clone_into(&mut subresource);
-            // Number of segments before the proxied path: the group version, the namespace, and `resource/name/proxy`.
-            let before = if group.is_empty() { 2 } else { 3 } + if below_namespace { 2 } else { 0 } + 3;
-            proxy_path = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
-        }
+        let subresource = rest.collect::<Vec<_>>().join("/");
         if !below_namespace && group.is_empty() && resource == "namespaces" {
             namespace.clone_from(&name);
         }
@@ -205,7 +216,7 @@ impl ResourceInfo {
             resource,
             name,
             subresource,
-            proxy_path,
+            proxy_path: None,
             is_watched_object: false,
         })
     }
@@ -226,8 +237,18 @@ impl ResourceInfo {
     }
 }
 
-fn decode_segment(text: &str) -> String {
-    percent_encoding::percent_decode_str(text).decode_utf8_lossy().into_owned()
+fn decoded(path: &str) -> Cow<'_, str> {
+    percent_encoding::percent_decode_str(path).decode_utf8_lossy()
+}
+
+/// The part of a path after this number of slashes, at least one. A slash may be percent-encoded.
+fn after_slashes(path: &str, count: usize) -> Option<&str> {
+    let lower = path.to_ascii_lowercase();
+    let plain = lower.match_indices('/').map(|(at, _)| at + 1);
+    let encoded = lower.match_indices("%2f").map(|(at, _)| at + 3);
+    let mut ends: Vec<usize> = plain.chain(encoded).collect();
+    ends.sort_unstable();
+    path.get(*ends.get(count.checked_sub(1)?)?..)
 }
 
 // === impl Query ===
@@ -331,6 +352,24 @@ mod tests {
     }
 
     #[test]
+    fn an_encoded_slash_separates_segments() {
+        for (path, expected) in [
+            ("/apis/far.io/v1/namespaces/x/things/a%2Fstatus", ["far.io", "x", "things", "a", "status"]),
+            ("/apis/far.io/v1/namespaces/x/things%2fa", ["far.io", "x", "things", "a", ""]),
+            ("/api/v1/namespaces/x%2Fsecrets", ["", "x", "secrets", "", ""]),
+            // A path is decoded once.
+            ("/api/v1/nodes/a%252Fstatus", ["", "", "nodes", "a%2Fstatus", ""]),
+            // As upstream, an empty segment is a part of the path.
+            ("/apis/far.io/v1/namespaces/x/things//status", ["far.io", "x", "things", "", "status"]),
+            ("/apis/far.io/v1//things/a", ["far.io", "", "", "things", "a"]),
+        ] {
+            assert_eq!(parsed(path), expected, "{path}");
+        }
+        let info = RequestInfo::parse(&Method::GET, &"/api/v1/watch%2Fnodes/n".parse().unwrap());
+        assert_eq!((info.verb, &*info.object_name()), ("watch", "n"));
+    }
+
+    #[test]
     fn the_path_behind_proxy_is_kept_as_it_is() {
         let proxy_path = |path: &str| ResourceInfo::parse(path).unwrap().proxy_path;
         for (path, expect) in [
@@ -338,6 +377,9 @@ mod tests {
             ("/api/v1/namespaces/x/pods/p/proxy/", Some("")),
             ("/api/v1/namespaces/x/pods/https:p:1/proxy/a%2Fb//c/", Some("a%2Fb//c/")),
             ("/api/v1/nodes/n/proxy/metrics", Some("metrics")),
+            ("//api/v1/nodes/n/proxy//metrics", Some("/metrics")),
+            ("/api/v1/namespaces/x%2Fpods/p%2fproxy/a/b%2Fc", Some("a/b%2Fc")),
+            ("/api/v1/nodes/n/proxy%2Fmetrics", Some("metrics")),
             ("/api/v1/namespaces/x/pods/p/log/proxy", None),
         ] {
             assert_eq!(proxy_path(path).as_deref(), expect, "{path}");

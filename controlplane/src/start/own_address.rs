@@ -28,7 +28,7 @@ pub(super) fn own_address(listen: IpAddr, reserved: &[IpNetwork], v6_first: bool
         return found;
     }
     interface_address(&interface_addresses(), reserved, v6_first).unwrap_or_else(|| {
-        tracing::warn!("this machine has no address but loopback: pods cannot reach the API server");
+        tracing::warn!("this machine has only loopback addresses: pods cannot reach the API server");
         IpAddr::V4(Ipv4Addr::LOCALHOST)
     })
 }

@@ -40,6 +40,10 @@ struct FailedService {
 // === impl FailedServices ===
 
 impl FailedServices {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The error of an entry whose service has failed.
     fn error(&self, key: &str, value: &[u8]) -> Option<Error> {
         let FailedService { name, reason } = self.0.iter().find(|one| is_of_service(value, &one.name))?;

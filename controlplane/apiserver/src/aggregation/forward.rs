@@ -178,7 +178,10 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
         let is_whole = value.trim_matches([' ', '\t']) == value;
         let value = HeaderValue::from_bytes(value.as_bytes());
         let (Ok(name), Ok(value), true) = (name, value, is_whole) else {
-            return Err(ApiError::bad_request("the user cannot be sent to an aggregated server as headers"));
+            return Err(ApiError::bad_request(
+                "cannot send the user to an aggregated server: the name, the UID, a group or an extra value has \
+                 control characters, or white space at its ends",
+            ));
         };
         headers.append(name, value);
         Ok(())

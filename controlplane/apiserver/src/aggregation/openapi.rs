@@ -130,7 +130,7 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
             read.unwrap_or_else(|_elapsed| Err("the server does not respond within 20 s".to_owned()))
         {
             let (group, version) = (&remote.group, &remote.version);
-            tracing::warn!(group, version, reason, "cannot read the OpenAPI documents of an API service");
+            tracing::warn!(group, version, reason, "cannot read the OpenAPI documents of an APIService");
         }
     });
 }

@@ -126,7 +126,7 @@ impl Controller {
         self.end(&state, name);
         let written = check::write(&state, &self.kind, &object, &check::local()).await;
         if let Err(error) = written {
-            tracing::warn!(name, error = %error, "cannot write the status of an API service");
+            tracing::warn!(name, error = %error, "cannot write the status of an APIService");
             if error.code >= 500 {
                 self.failed.insert(name.to_owned());
             }

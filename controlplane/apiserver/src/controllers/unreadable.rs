@@ -61,7 +61,7 @@ pub(crate) async fn read_again(state: Weak<State>) {
                 reported = 0;
             }
             Ok(false) => report(&state.cache, &mut reported),
-            Err(error) => tracing::warn!(%error, "cannot read objects that could not be decrypted"),
+            Err(error) => tracing::warn!(%error, "cannot retry objects that could not be decrypted"),
         }
     }
 }

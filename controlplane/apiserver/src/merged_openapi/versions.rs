@@ -38,29 +38,36 @@ pub(crate) struct VersionDocument {
 
 impl VersionDocuments {
     /// The document of `api/v1`, `apis/apps/v1`, `version`, …, without its bytes if `is_known` accepts its hash.
+    /// `None` if there is no such document.
+    ///
+    /// # Errors
+    /// The document cannot be written.
     pub(crate) fn find(
         self: &Arc<Self>,
         resources: &Resources,
         path: &str,
         is_known: impl Fn(&str) -> bool,
-    ) -> Option<VersionDocument> {
-        let subject = openapi::find(resources, path)?;
+    ) -> io::Result<Option<VersionDocument>> {
+        let Some(subject) = openapi::find(resources, path) else { return Ok(None) };
         let hash = offload::run(!subject.has_hash(), || subject.hash());
         if is_known(&hash) {
-            return Some(VersionDocument { hash, body: None });
+            return Ok(Some(VersionDocument { hash, body: None }));
         }
         let body = self.with_hash(&hash, |out| subject.write(out))?;
-        Some(VersionDocument { hash, body: Some(body) })
+        Ok(Some(VersionDocument { hash, body: Some(body) }))
     }
 
-    /// The document with this hash. If it is not kept, `write` writes it. `None` if `write` fails.
+    /// The document with this hash. `write` writes it, if it is not kept.
+    ///
+    /// # Errors
+    /// The error of `write`.
     pub(crate) fn with_hash(
         self: &Arc<Self>,
         hash: &str,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Option<Packed> {
+    ) -> io::Result<Packed> {
         if let Some(found) = self.get(hash) {
-            return Some(found);
+            return Ok(found);
         }
         let (body, is_kept) = offload::run(true, || self.build(hash, write))?;
         if is_kept {
@@ -72,7 +79,7 @@ impl VersionDocuments {
                 }
             });
         }
-        Some(body)
+        Ok(body)
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<String, Packed>> {
@@ -88,14 +95,14 @@ impl VersionDocuments {
         &self,
         hash: &str,
         write: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Option<(Packed, bool)> {
+    ) -> io::Result<(Packed, bool)> {
         let _alone = self.building.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = self.get(hash) {
-            return Some((found, false));
+            return Ok((found, false));
         }
-        let body = Packed::new(write).ok()?;
+        let body = Packed::new(write)?;
         let is_kept = self.keep(hash, &body);
-        Some((body, is_kept))
+        Ok((body, is_kept))
     }
 
     /// Keeps a document, unless the total would exceed the limit. Returns whether the document is kept.
@@ -120,7 +127,10 @@ mod tests {
     async fn a_document_is_built_once_while_it_is_kept() {
         let resources = crate::registry::Registry::new(&RuntimeConfig::default()).load();
         let documents = Arc::new(VersionDocuments::default());
-        let find = |known: &str| documents.find(&resources, "apis/apps/v1", |hash| hash == known).unwrap();
+        let find = |known: &str| {
+            let found = documents.find(&resources, "apis/apps/v1", |hash| hash == known);
+            found.unwrap().unwrap()
+        };
         let built = find("");
         let body = built.body.clone().unwrap();
         // The bytes are shared.
@@ -131,9 +141,9 @@ mod tests {
         assert_eq!(find(&built.hash), VersionDocument { body: None, ..built.clone() });
         assert!(documents.kept().is_empty());
         assert_eq!(find(""), built);
-        assert_eq!(documents.find(&resources, "apis/none/v1", |_| false), None);
+        assert_eq!(documents.find(&resources, "apis/none/v1", |_| false).unwrap(), None);
         let failed = documents.with_hash("other", |_| Err(io::ErrorKind::Other.into()));
-        assert!(failed.is_none() && documents.get("other").is_none());
+        assert!(failed.is_err() && documents.get("other").is_none());
     }
 
     #[test]

@@ -147,9 +147,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     let collection = cache.of(&call.kind)?;
     let objects = collection.lock();
     let newest = cache.revision().max(objects.newest());
-    // A selector for one name reads only that object.
-    let name = scope.fields.exact_name().filter(|_| !scope.prefix.ends_with("//") && is_single(call));
-    let named = name.map(|name| objects.find(&format!("{}{name}", scope.prefix))).transpose()?;
+    let named = single_key(call, scope).map(|key| objects.find(&key)).transpose()?;
     if named.is_none() {
         let complete = objects.check_complete(&scope.prefix);
         // With the option of an unsafe deletion the error names the objects, as upstream.
@@ -182,6 +180,13 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     }
     let found = named.map_or_else(|| objects.candidates(scope), |named| named.into_iter().collect());
     Ok((found, newest))
+}
+
+/// The key of the only object that a selector for one name can select. Other objects are not read. `None` for other
+/// selectors.
+pub(crate) fn single_key(call: &Call, scope: &Scope) -> Option<String> {
+    let name = scope.fields.exact_name().filter(|_| !scope.prefix.ends_with("//") && is_single(call))?;
+    Some(format!("{}{name}", scope.prefix))
 }
 
 /// Whether a name alone identifies the object: the kind is cluster-scoped, or the request has a namespace.

@@ -293,7 +293,10 @@ fn subscribe(
             {
                 return Err(ApiError::future_revision(asked, newest));
             }
-            objects.check_complete(&watcher.scope.prefix)?;
+            match list::single_key(call, &watcher.scope) {
+                Some(key) => drop(objects.find(&key)?),
+                None => objects.check_complete(&watcher.scope.prefix)?,
+            }
             first.objects = objects.watch_from_now(watcher, newest);
             first.revision = newest;
             first.end = end_marker.then_some(newest);

@@ -49,7 +49,8 @@ pub(super) struct Follower {
     events: mpsc::UnboundedSender<Event>,
     /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
-    /// Key management services that have failed. They are not called before `paused_until`.
+    /// Key management services that have failed, and the time until which they are not called. The time is in the past
+    /// while no service has failed.
     failed_services: FailedServices,
     paused_until: Instant,
 }
@@ -259,7 +260,7 @@ impl Follower {
             let change = self.change(&mut failed_services, event);
             changes.extend(change.filter(|change| change.revision() > self.sent));
         }
-        self.failed_services = failed_services;
+        self.set_failed_services(failed_services);
         let mut changes = changes.into_iter().peekable();
         while let Some(change) = changes.next() {
             let event = match change {
@@ -282,15 +283,19 @@ impl Follower {
         Ok(())
     }
 
-    /// Takes the services that have failed. At the end of a pause the result is empty, so all services are called
-    /// again, and the next pause begins.
+    /// Takes the services that have failed. After the pause the result is empty, so all services are called again.
     fn failed_services(&mut self) -> FailedServices {
+        let failed = std::mem::take(&mut self.failed_services);
+        if Instant::now() >= self.paused_until { FailedServices::default() } else { failed }
+    }
+
+    /// Keeps the services that have failed. The pause begins with the first failure.
+    fn set_failed_services(&mut self, failed: FailedServices) {
         let now = Instant::now();
-        if now >= self.paused_until {
+        if now >= self.paused_until && !failed.is_empty() {
             self.paused_until = now + SERVICE_PAUSE;
-            return FailedServices::default();
         }
-        std::mem::take(&mut self.failed_services)
+        self.failed_services = failed;
     }
 
     fn send_if_newer(&mut self, revision: u64) -> Result<(), End> {
@@ -457,17 +462,24 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let (mut first, mut events) = follower(with_absent_service(directory.path()));
-        assert!(first.receive(response(2)).is_ok());
+        // The pause begins with a failure, not with the first response.
+        let readable = vec![put("/pods/b", b"y".to_vec(), 2)];
+        assert!(first.receive(WatchResponse { events: readable, ..WatchResponse::default() }).is_ok());
+        assert!(matches!(events.recv().await, Some(Event::Commit(_))));
+        let almost = SERVICE_PAUSE - Duration::from_secs(1);
+        tokio::time::advance(almost).await;
+        assert!(first.receive(response(3)).is_ok());
         assert_eq!(service(events.recv().await).as_deref(), Some("p"));
         // This codec has no service, so an error of the service can only come from the kept failure.
         let keys = SealingKeys::load_or_create(&directory.path().join("keys")).unwrap();
         let sealing = Sealing { keys, prefixes: Vec::new(), encryption: None };
         let (mut second, mut events) = follower(sealing);
         (second.failed_services, second.paused_until) = (first.failed_services, first.paused_until);
-        assert!(second.receive(response(3)).is_ok());
-        assert_eq!(service(events.recv().await).as_deref(), Some("p"));
-        tokio::time::advance(SERVICE_PAUSE).await;
+        tokio::time::advance(almost).await;
         assert!(second.receive(response(4)).is_ok());
+        assert_eq!(service(events.recv().await).as_deref(), Some("p"));
+        tokio::time::advance(SERVICE_PAUSE - almost).await;
+        assert!(second.receive(response(5)).is_ok());
         assert_eq!(service(events.recv().await), None);
     }
 }

@@ -101,6 +101,11 @@ impl Collection {
         self.unreadable.get(key).map(cause_of)
     }
 
+    /// Number of objects under a prefix that cannot be decrypted, and of which no former state is known.
+    pub(crate) fn unknown_len(&self, prefix: &str) -> usize {
+        self.unreadable_under(prefix).filter(|(key, _)| !self.objects.contains_key(*key)).count()
+    }
+
     /// Number of objects whose newest state cannot be decrypted.
     pub(crate) fn unreadable_len(&self) -> usize {
         self.unreadable.len()

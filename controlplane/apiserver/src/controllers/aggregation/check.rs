@@ -70,7 +70,7 @@ pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<R
         return Checked::Done;
     };
     if let Err(error) = write(state, kind, &current, &condition).await {
-        tracing::warn!(name, error = %error, "cannot write the status of an API service");
+        tracing::warn!(name, error = %error, "cannot write the status of an APIService");
         return Checked::Failed;
     }
     if let Some(reason) = obstacle.filter(|_| was_available(&current)) {
@@ -90,7 +90,7 @@ async fn discover(
     let response = first_success(|| attempt(forwarder, remote)).await.map_err(failed)?;
     let found = resources(forwarder, remote, response).await;
     if let Err(reason) = &found {
-        tracing::debug!(url, reason, "cannot read the resources of an API service");
+        tracing::debug!(url, reason, "cannot read the resources of an APIService");
     }
     Ok(found.ok())
 }

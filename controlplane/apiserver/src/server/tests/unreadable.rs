@@ -256,6 +256,43 @@ async fn a_custom_resource_that_cannot_be_decrypted_has_its_own_error_and_return
 }
 
 #[tokio::test]
+async fn a_custom_resource_that_cannot_be_decrypted_counts_for_a_quota() {
+    let server = Fixture::new().await;
+    custom_resources::established(&server, custom_resources::definition("foos", "Foo")).await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"count/foos.example.com": "3"}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    let foo = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
+    for name in ["a", "b"] {
+        assert_eq!(server.post(FOOS, foo(name)).await.code, 201);
+    }
+    let (server, is_away) = restarted_without("example.com/foos/default/a", server).await;
+    assert_eq!(server.post(FOOS, foo("c")).await.code, 201);
+    let refused = server.post(FOOS, foo("d")).await;
+    assert_eq!(refused.code, 403, "{}", refused.body);
+    is_away.store(false, Ordering::SeqCst);
+    let one = format!("{FOOS}/a");
+    eventually_async("the object is readable", 60, async || server.get(&one).await.code == 200).await;
+    assert_eq!(server.post(FOOS, foo("d")).await.code, 403, "it counts once");
+    assert_eq!(server.delete(&one, json!({})).await.code, 200);
+    assert_eq!(server.post(FOOS, foo("d")).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_watch_of_one_object_works_while_another_one_cannot_be_decrypted() {
+    let server = Fixture::new().await;
+    custom_resources::established(&server, custom_resources::definition("foos", "Foo")).await;
+    for name in ["a", "b"] {
+        let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
+        assert_eq!(server.post(FOOS, foo).await.code, 201);
+    }
+    let (server, _is_away) = restarted_without("example.com/foos/default/a", server).await;
+    let path = |name: &str| format!("{FOOS}?watch=1&timeoutSeconds=1&fieldSelector=metadata.name%3D{name}");
+    let events = server.watch(&path("b")).await;
+    assert_eq!(events[0]["object"]["metadata"]["name"], "b", "{events:?}");
+    assert_unreadable(&server.get(&path("a")).await, "foos.example.com", "watch");
+}
+
+#[tokio::test]
 async fn api_services_are_checked_when_they_become_readable() {
     const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
     let (server, apps) = (Fixture::new().await, format!("{API_SERVICES}/v1.apps"));
