@@ -132,7 +132,8 @@ fn lists_and_maps_are_written_with_commas_or_as_arrays_and_tables() {
     assert_eq!((flag.node_labels.len(), flag.cluster_dns.len()), (3, 2));
     assert_eq!((flag.node_labels, flag.cluster_dns), (file.node_labels, file.cluster_dns));
     assert!(node_settings("system-reserved = { cpu = \"500m\", memory = \"1Gi\" }").is_ok());
-    assert!(node_settings("system-reserved = { pid = \"100\" }").is_err());
+    assert!(node_settings("system-reserved = { pid = \"100\" }").is_ok());
+    assert!(node_settings("system-reserved = { gpu = \"1\" }").is_err());
 }
 
 #[test]

@@ -9,8 +9,11 @@ use clap::{Command, CommandFactory as _};
 use crate::CommandLine;
 
 /// Flags of other programs that documents mention without their program.
-const FOREIGN_FLAGS: [(&str, &str); 2] =
-    [("max-request-bytes", "etcd"), ("use-service-account-credentials", "kube-controller-manager")];
+const FOREIGN_FLAGS: [(&str, &str); 3] = [
+    ("enable-logs-handler", "kube-apiserver"),
+    ("max-request-bytes", "etcd"),
+    ("use-service-account-credentials", "kube-controller-manager"),
+];
 
 /// A document with the text of its code spans, and the lines of its code blocks.
 struct Document {
