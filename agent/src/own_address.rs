@@ -78,8 +78,10 @@ fn choose(routes: &[String], locals: &[LocalAddress]) -> Vec<IpAddr> {
         usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6())
     };
     let routed = routes.iter().find_map(on);
-    // A bridge is usually a container network, not the uplink.
-    let other = || usable.iter().filter(|local| !local.is_virtual).min_by_key(|local| local.ip.is_ipv6());
+    // A bridge is usually a container network, not the uplink. The loopback interface has the IPv6 address of cluster DNS,
+    // whose scope the kernel does not keep.
+    let rank = |local: &&&LocalAddress| (local.interface == "lo", local.ip.is_ipv6());
+    let other = || usable.iter().filter(|local| !local.is_virtual).min_by_key(rank);
     let Some(first) = routed.or_else(other) else { return vec![IpAddr::V4(Ipv4Addr::LOCALHOST)] };
     let beside = |l: &&&LocalAddress| l.interface == first.interface && l.ip.is_ipv4() != first.ip.is_ipv4();
     std::iter::once(first).chain(usable.iter().find(beside)).map(|local| local.ip).collect()
@@ -126,6 +128,11 @@ mod tests {
         assert_eq!(chosen(&["gone"], &all), "192.0.2.1 2001:db8::1");
         assert_eq!(chosen(&[], &all), "192.0.2.1 2001:db8::1");
         assert_eq!(chosen(&[], &all[..2]), "127.0.0.1");
+        let dns = [local("lo", "fd43::a"), local("eth0", "2001:db8::1")];
+        assert_eq!(
+            (chosen(&[], &dns), chosen(&[], &dns[..1])),
+            ("2001:db8::1".to_owned(), "fd43::a".to_owned())
+        );
         assert_eq!(chosen(&[], &[]), "127.0.0.1");
     }
 

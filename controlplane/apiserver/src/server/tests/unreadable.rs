@@ -292,26 +292,6 @@ async fn a_watch_of_one_object_works_while_another_one_cannot_be_decrypted() {
     assert_unreadable(&server.get(&path("a")).await, "foos.example.com", "watch");
 }
 
-#[tokio::test]
-async fn api_services_are_checked_when_they_become_readable() {
-    const API_SERVICES: &str = "/apis/apiregistration.k8s.io/v1/apiservices";
-    let (server, apps) = (Fixture::new().await, format!("{API_SERVICES}/v1.apps"));
-    eventually_async("the API service exists", 60, async || server.get(&apps).await.code == 200).await;
-    let (server, is_away) = restarted_without("apiregistration.k8s.io/apiservices/", server).await;
-    assert_unreadable(&server.get(&apps).await, "apiservices.apiregistration.k8s.io", "get");
-    is_away.store(false, Ordering::SeqCst);
-    eventually_async("the API service is readable", 60, async || server.get(&apps).await.code == 200).await;
-    let spec = json!({"group": "far.example.com", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10,
-        "insecureSkipTLSVerify": true, "service": {"namespace": "default", "name": "far"}});
-    let far = json!({"metadata": {"name": "v1.far.example.com"}, "spec": spec});
-    assert_eq!(server.post(API_SERVICES, far).await.code, 201);
-    eventually_async("the server is checked", 60, async || {
-        let found = server.get(&format!("{API_SERVICES}/v1.far.example.com")).await.body;
-        found["status"]["conditions"][0]["reason"] == "ServiceNotFound"
-    })
-    .await;
-}
-
 /// A call of a key management service that does not respond lasts up to its timeout.
 #[tokio::test]
 async fn single_objects_are_read_again_with_one_call_of_a_failed_service() {
