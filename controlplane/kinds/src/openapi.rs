@@ -461,10 +461,11 @@ mod tests {
         let (root, mut count) = (root(built_in()), 0);
         for path in root["paths"].as_object().unwrap().keys() {
             let document = read(path);
-            let schemas = document["components"]["schemas"].as_object().unwrap();
+            // Some documents, such as those of discovery, have no schemas.
+            let schemas = document["components"]["schemas"].as_object();
             let text = document.to_string();
             for name in references(&text) {
-                assert!(schemas.contains_key(name), "{name} in {path}");
+                assert!(schemas.is_some_and(|schemas| schemas.contains_key(name)), "{name} in {path}");
                 count += 1;
             }
         }
