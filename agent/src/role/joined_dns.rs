@@ -190,7 +190,8 @@ mod tests {
             assert_eq!(asked_or_stored(&record, &answering(200, &service)).await, expected);
             assert_eq!(asked_or_stored(&record, &answering(500, &json!({}))).await, expected, "stored");
         }
-        let removed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404});
+        let removed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
+            "code": 404});
         assert_eq!(asked_or_stored(&record, &answering(404, &removed)).await, None);
         assert!(!record.exists());
     }
