@@ -110,7 +110,8 @@ fn values_that_the_kubelet_refuses_are_refused_in_one_error() {
     }
     let error =
         load("crashLoopBackOff: {maxContainerRestartPeriod: 1h}\ntlsCipherSuites: [X]").err().unwrap();
-    for part in ["max-container-restart-period must be from 1s to 5m", "cipher suite \"X\" is not supported"] {
+    for part in ["max-container-restart-period must be from 1s to 5m", "cipher suite \"X\" is not supported"]
+    {
         assert!(error.contains(part), "{part} is not in: {error}");
     }
     let error = load("serializeImagePulls: true\nmaxParallelImagePulls: 2").err().unwrap();
