@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::names;
+
 /// Labels in reserved domains that a node may set on itself: the kubelet's list for `--node-labels`.
 const ALLOWED: [&str; 12] = [
     "kubernetes.io/hostname",
@@ -44,31 +46,12 @@ pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
 
 /// Whether this is the key of a label or taint: a name, or a domain and a name.
 pub(super) fn is_key(text: &str) -> bool {
-    text.split_once('/').map_or_else(|| is_name(text), |(domain, name)| is_domain(domain) && is_name(name))
+    names::qualified_name(text).is_empty()
 }
 
 /// Whether this is the value of a label or taint: a name, or the empty text.
 pub(super) fn is_value(text: &str) -> bool {
-    text.is_empty() || is_name(text)
-}
-
-/// At most 63 letters, digits, `-`, `_` and `.`; the first and last are letters or digits.
-fn is_name(text: &str) -> bool {
-    let alphanumeric = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
-    let bytes = text.as_bytes();
-    bytes.len() <= 63
-        && alphanumeric(bytes.first())
-        && alphanumeric(bytes.last())
-        && bytes.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(byte))
-}
-
-/// A DNS subdomain (RFC 1123).
-fn is_domain(text: &str) -> bool {
-    let is_label = |label: &str| {
-        is_name(label)
-            && label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
-    };
-    text.len() <= 253 && text.split('.').all(is_label)
+    names::label_value(text).is_empty()
 }
 
 #[cfg(test)]
@@ -81,8 +64,10 @@ mod tests {
 
     #[test]
     fn labels_that_the_api_server_accepts_are_accepted() {
+        let long = format!("{}.example.com/zone", "x".repeat(64));
         for (key, value) in [
             ("zone", "a"),
+            (long.as_str(), "a"),
             ("example.com/rack_1", ""),
             ("topology.kubernetes.io/zone", "eu-1"),
             ("node.kubernetes.io/pool", "blue"),

@@ -161,20 +161,34 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
     is_above.then(|| format!("{head}, but provided ratio is {ratio:.6}"))
 }
 
-/// The amount that a pod needs: the sum of its containers, or the largest init container. A sidecar counts as a
-/// container. Pod-level CPU and memory replace the sum. `None` if a container does not have the amount.
+/// The amount that a pod needs: the sum of its containers and sidecars, or the largest init container with the sidecars
+/// before it. Pod-level CPU and memory replace the sum. `None` if no container has the amount.
+///
+/// Source: `podRequests` and `podLimits` of `plugin/pkg/admission/limitranger`.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {
     let whole = quantity(&pod["spec"]["resources"][list][name]);
     if whole.is_some() && matches!(name, "cpu" | "memory") {
         return whole;
     }
     let amount = |container: &Value| quantity(&container["resources"][list][name]);
-    let (sidecars, inits): (Vec<&Value>, Vec<&Value>) =
-        items(&pod["spec"]["initContainers"]).partition(|init| init["restartPolicy"] == "Always");
-    let own = items(&pod["spec"]["containers"]).chain(sidecars).filter_map(amount);
-    let sum = own.reduce(Quantity::plus);
-    let largest = inits.into_iter().filter_map(amount).max();
-    sum.into_iter().chain(largest).max()
+    let (mut sidecars, mut largest) = (None, None);
+    for init in items(&pod["spec"]["initContainers"]) {
+        let with_sidecars = sum(sidecars, amount(init));
+        if init["restartPolicy"] == "Always" {
+            sidecars = with_sidecars;
+        }
+        largest = largest.max(with_sidecars);
+    }
+    let running = items(&pod["spec"]["containers"]).map(amount).fold(None, sum);
+    sum(running, sidecars).max(largest)
+}
+
+/// The sum of two amounts, of which either can be absent.
+fn sum(left: Option<Quantity>, right: Option<Quantity>) -> Option<Quantity> {
+    match (left, right) {
+        (Some(left), Some(right)) => Some(left.plus(right)),
+        (left, right) => left.or(right),
+    }
 }
 
 fn limits<'a>(limit_range: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
@@ -261,6 +275,13 @@ mod tests {
         let rules = json!({"min": {"cpu": "60m"}, "max": {"cpu": "1"}});
         let expect = "maximum cpu usage per Pod is 1, but limit is 2";
         assert_eq!(check_pod(&range("Pod", rules), &whole), [expect], "pod-level resources count");
+        let with = |memory: &str| json!({"name": memory.to_lowercase(), "resources": {"limits": {"memory": memory}, "requests": {"memory": memory}}});
+        let mut sidecar = with("5Mi");
+        sidecar["restartPolicy"] = "Always".into();
+        let parts = json!({"spec": {"initContainers": [with("19Mi"), sidecar, with("20Mi")], "containers": [with("10Mi")]}});
+        let expect = "maximum memory usage per Pod is 24Mi, but limit is 25Mi";
+        assert_eq!(check_pod(&range("Pod", json!({"max": {"memory": "24Mi"}})), &parts), [expect]);
+        assert!(check_pod(&range("Pod", json!({"max": {"memory": "25Mi"}})), &parts).is_empty());
         let claim = json!({"spec": {"resources": {"requests": {"storage": "5Gi"}}}});
         let limits =
             range("PersistentVolumeClaim", json!({"max": {"storage": "2Gi"}, "min": {"storage": "1Gi"}}));

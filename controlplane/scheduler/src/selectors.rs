@@ -78,7 +78,7 @@ impl Selectors {
         for selector in services.filter(|selector| has_all(labels, Some(*selector))) {
             merged.extend(selector.iter().map(|(key, value)| (key.clone(), value.clone())));
         }
-        let equal = merged.into_iter().map(|(key, value)| Requirement::In(key, vec![value]));
+        let equal = merged.into_iter().map(|(key, value)| Requirement::Equal(key, value));
         let mut requirements: Vec<Requirement> = equal.collect();
         if let Some(owner) = controller_of(&pod.metadata) {
             let key = Key::new(pod.namespace(), &owner.name);

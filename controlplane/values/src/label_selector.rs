@@ -60,9 +60,13 @@ fn meets(expression: &LabelSelectorRequirement, labels: Option<&Labels>) -> bool
 /// One requirement on labels. Its values are sorted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requirement {
-    /// `k in (a,b)` or `k=a`.
+    /// `k=a`.
+    Equal(String, String),
+    /// `k!=a`. An object without the label matches.
+    NotEqual(String, String),
+    /// `k in (a,b)`.
     In(String, Vec<String>),
-    /// `k notin (a,b)` or `k!=a`. An object without the label matches.
+    /// `k notin (a,b)`. An object without the label matches.
     NotIn(String, Vec<String>),
     /// `k`.
     Exists(String),
@@ -107,7 +111,7 @@ impl LabelSelector {
     pub fn from_map(map: &Value) -> LabelSelector {
         let entries = map.as_object().into_iter().flatten();
         let one = |(key, value): (&String, &Value)| {
-            Requirement::In(key.clone(), vec![value.as_str().unwrap_or_default().to_owned()])
+            Requirement::Equal(key.clone(), value.as_str().unwrap_or_default().to_owned())
         };
         LabelSelector { requirements: entries.map(one).collect() }
     }
@@ -125,6 +129,8 @@ impl LabelSelector {
     /// Whether labels meet all requirements. `value` returns the value of the label with a key.
     pub fn matches_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
+            Requirement::Equal(key, wanted) => value(key).is_some_and(|value| value == wanted),
+            Requirement::NotEqual(key, other) => value(key).is_none_or(|value| value != other),
             Requirement::In(key, values) => value(key).is_some_and(|value| contains(values, value)),
             Requirement::NotIn(key, values) => value(key).is_none_or(|value| !contains(values, value)),
             Requirement::Exists(key) => value(key).is_some(),
@@ -147,7 +153,7 @@ impl TryFrom<&ApiLabelSelector> for LabelSelector {
     fn try_from(object: &ApiLabelSelector) -> Result<Self, Self::Error> {
         let labels = object.match_labels.iter().flatten();
         let mut requirements: Vec<Requirement> =
-            labels.map(|(key, value)| Requirement::In(key.clone(), vec![value.clone()])).collect();
+            labels.map(|(key, value)| Requirement::Equal(key.clone(), value.clone())).collect();
         for one in object.match_expressions.iter().flatten() {
             let values = one.values.clone().unwrap_or_default();
             requirements.push(Requirement::from_expression(&one.key, &one.operator, values)?);
@@ -183,14 +189,10 @@ impl Requirement {
     /// Key and text form.
     fn text(&self) -> (&str, String) {
         match self {
-            Requirement::In(key, values) => match values.as_slice() {
-                [value] => (key, format!("{key}={value}")),
-                values => (key, format!("{key} in ({})", values.join(","))),
-            },
-            Requirement::NotIn(key, values) => match values.as_slice() {
-                [value] => (key, format!("{key}!={value}")),
-                values => (key, format!("{key} notin ({})", values.join(","))),
-            },
+            Requirement::Equal(key, value) => (key, format!("{key}={value}")),
+            Requirement::NotEqual(key, value) => (key, format!("{key}!={value}")),
+            Requirement::In(key, values) => (key, format!("{key} in ({})", values.join(","))),
+            Requirement::NotIn(key, values) => (key, format!("{key} notin ({})", values.join(","))),
             Requirement::Exists(key) => (key, key.clone()),
             Requirement::DoesNotExist(key) => (key, format!("!{key}")),
             Requirement::GreaterThan(key, bound) => (key, format!("{key}>{bound}")),
@@ -249,8 +251,8 @@ impl<'a> Parser<'a> {
             return Ok(Requirement::Exists(key));
         }
         match self.next() {
-            "=" | "==" => checked(&key, &[self.value()?]).map(|values| Requirement::In(key, values)),
-            "!=" => checked(&key, &[self.value()?]).map(|values| Requirement::NotIn(key, values)),
+            "=" | "==" => Ok(Requirement::Equal(key.clone(), self.checked_value(&key)?)),
+            "!=" => Ok(Requirement::NotEqual(key.clone(), self.checked_value(&key)?)),
             "in" => checked(&key, &self.values()?).map(|values| Requirement::In(key, values)),
             "notin" => checked(&key, &self.values()?).map(|values| Requirement::NotIn(key, values)),
             ">" => Ok(Requirement::GreaterThan(key, self.number()?)),
@@ -277,6 +279,13 @@ impl<'a> Parser<'a> {
             token if is_word(token) => Ok(self.next()),
             found => Err(expected(found, "identifier")),
         }
+    }
+
+    /// The value after `=` or `!=` of a key, if it is the value of a label.
+    fn checked_value(&mut self, key: &str) -> Result<String, SelectorError> {
+        let value = self.value()?;
+        checked(key, &[value])?;
+        Ok(value.to_owned())
     }
 
     /// The number behind `>` and `<`.
@@ -490,6 +499,11 @@ mod tests {
         let selector = LabelSelector::from_object(&selector).unwrap();
         assert_eq!(selector.to_string(), "a=2,b=1,c in (y,z),!d");
         assert_eq!(LabelSelector::try_from(&typed), Ok(selector));
+        let one = |operator: &str| json!({"matchExpressions": [{"key": "a", "operator": operator, "values": ["b"]}]});
+        for (operator, expect) in [("In", "a in (b)"), ("NotIn", "a notin (b)")] {
+            assert_eq!(LabelSelector::from_object(&one(operator)).unwrap().to_string(), expect);
+        }
+        assert_eq!(LabelSelector::parse("b!=c,a=b").unwrap().to_string(), "a=b,b!=c");
         assert!(
             LabelSelector::from_object(&json!({"matchExpressions": [{"key": "a", "operator": "Is"}]}))
                 .is_err()

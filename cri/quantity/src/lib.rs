@@ -62,6 +62,11 @@ impl Quantity {
         Ok(Quantity { nanos: if negative { -nanos } else { nanos }, notation })
     }
 
+    /// An amount of bytes, in the notation with binary suffixes.
+    pub fn of_bytes(bytes: u64) -> Quantity {
+        Quantity { nanos: i128::from(bytes) * NANO, notation: Notation::Binary }
+    }
+
     /// The amount in thousandths, the unit of CPU. Rounded away from zero; saturates at the limits of 64 bits.
     pub fn millis(self) -> i64 {
         divide(self.nanos, NANO / 1000)

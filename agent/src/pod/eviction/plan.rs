@@ -233,11 +233,9 @@ pub(crate) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 
-/// Bytes as a quantity: in the largest of Gi, Mi and Ki that gives a whole number, otherwise in bytes.
+/// Bytes as a quantity with a binary suffix.
 pub(super) fn quantity(bytes: u64) -> String {
-    let units = [(30, "Gi"), (20, "Mi"), (10, "Ki")];
-    let unit = units.into_iter().find(|(bits, _)| bytes > 0 && bytes.is_multiple_of(1 << bits));
-    unit.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
+    Quantity::of_bytes(bytes).to_string()
 }
 
 /// The limit of a container in bytes, with its text. As in the kubelet, a container with the limit 0 has no limit of
@@ -277,16 +275,29 @@ fn pod_limit(pod: &Pod) -> Option<i64> {
     total(pod, false)
 }
 
-/// The larger of the sum over the containers and the maximum of the init containers. None if no container has a
-/// value.
+/// The sum over containers and sidecars, or the largest init container with the sidecars before it, whichever is
+/// larger. None if no container has a value.
 fn total(pod: &Pod, requests: bool) -> Option<i64> {
     let spec = pod.spec.as_ref()?;
     let of = |container: &Container| amount(container.resources.as_ref(), requests);
-    let is_sidecar = |init: &&Container| init.restart_policy.as_deref() == Some("Always");
-    let inits = || spec.init_containers.iter().flatten();
-    let running = spec.containers.iter().chain(inits().filter(is_sidecar)).filter_map(of);
-    let sum = running.fold(None, |sum: Option<i64>, one| Some(sum.unwrap_or(0).saturating_add(one)));
-    sum.max(inits().filter(|init| !is_sidecar(init)).filter_map(of).max())
+    let (mut sidecars, mut largest) = (None, None);
+    for init in spec.init_containers.iter().flatten() {
+        let with_sidecars = sum(sidecars, of(init));
+        if init.restart_policy.as_deref() == Some("Always") {
+            sidecars = with_sidecars;
+        }
+        largest = largest.max(with_sidecars);
+    }
+    let running = spec.containers.iter().map(of).fold(None, sum);
+    sum(running, sidecars).max(largest)
+}
+
+/// The sum of two amounts, of which either can be absent.
+fn sum(left: Option<i64>, right: Option<i64>) -> Option<i64> {
+    match (left, right) {
+        (Some(left), Some(right)) => Some(left.saturating_add(right)),
+        (left, right) => left.or(right),
+    }
 }
 
 #[cfg(test)]
@@ -333,6 +344,16 @@ mod tests {
         let whole = evicted(message, "ephemeralpodfs.limit");
         assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[("v", 1)])), whole);
         assert_eq!(exceeded(&two, &usage(&[("a", 10), ("b", 20)], &[])), None);
+        let mut sidecar = json!({"name": "s", "resources": limited("5Mi")});
+        sidecar["restartPolicy"] = "Always".into();
+        let first = json!({"name": "i", "resources": limited("20Mi")});
+        let main = json!([{"name": "a", "resources": limited("10Mi")}]);
+        let parts = pod(json!({"initContainers": [sidecar, first], "containers": main}));
+        assert_eq!(exceeded(&parts, &usage(&[("i", 20)], &[("v", 5)])), None, "sidecars before it count");
+        let message = "Pod ephemeral local storage usage exceeds the total limit of containers 25Mi. ";
+        let above = exceeded(&parts, &usage(&[("i", 20)], &[("v", 6)]));
+        assert_eq!(above, evicted(message, "ephemeralpodfs.limit"));
+        assert_eq!(quantity(1 << 40), "1Ti");
         let mut hosts = usage(&[("a", 1)], &[]);
         hosts.own_files = disk(40);
         assert_eq!(exceeded(&two, &hosts), whole, "/etc/hosts counts");

@@ -37,6 +37,10 @@ pub(super) fn add(info: &RequestInfo, attributes: &mut Map<String, Value>) {
 /// A requirement in the format of a review. `None` for the comparisons of numbers, which reviews do not have.
 fn label_requirement(requirement: &Requirement) -> Option<Value> {
     match requirement {
+        Requirement::Equal(key, value) => Some(json!({"key": key, "operator": "In", "values": [value]})),
+        Requirement::NotEqual(key, value) => {
+            Some(json!({"key": key, "operator": "NotIn", "values": [value]}))
+        }
         Requirement::In(key, values) => Some(json!({"key": key, "operator": "In", "values": values})),
         Requirement::NotIn(key, values) => Some(json!({"key": key, "operator": "NotIn", "values": values})),
         Requirement::Exists(key) => Some(json!({"key": key, "operator": "Exists"})),

@@ -231,19 +231,8 @@ fn segment(text: &str) -> String {
 /// A selector in text form. `None` if it selects all objects.
 fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String> {
     let Some(selector) = selector else { return Ok(None) };
-    LabelSelector::try_from(selector).map_err(|error| error.to_string())?;
-    let labels = selector.match_labels.iter().flatten().map(|(key, value)| format!("{key}={value}"));
-    let expressions = selector.match_expressions.iter().flatten().map(|one| {
-        let values = one.values.iter().flatten().cloned().collect::<Vec<_>>().join(",");
-        match one.operator.as_str() {
-            "In" => format!("{} in ({values})", one.key),
-            "NotIn" => format!("{} notin ({values})", one.key),
-            "DoesNotExist" => format!("!{}", one.key),
-            _ => one.key.clone(),
-        }
-    });
-    let text = labels.chain(expressions).collect::<Vec<_>>().join(",");
-    Ok((!text.is_empty()).then_some(text))
+    let selector = LabelSelector::try_from(selector).map_err(|error| error.to_string())?;
+    Ok((!selector.is_empty()).then(|| selector.to_string()))
 }
 
 /// A Go duration, for example `1m30.5s`. An invalid duration is zero.

@@ -268,8 +268,8 @@ impl Constraint {
         if let Some(selector) = &mut selector {
             let labels = pod.metadata.labels.as_ref();
             let keys = constraint.match_label_keys.iter().flatten();
-            let own = keys.filter_map(|key| Some((key.clone(), vec![labels?.get(key)?.clone()])));
-            selector.requirements.extend(own.map(|(key, values)| Requirement::In(key, values)));
+            let own = keys.filter_map(|key| Some(Requirement::Equal(key.clone(), labels?.get(key)?.clone())));
+            selector.requirements.extend(own);
         }
         Self {
             selector: default.cloned().or(selector),
