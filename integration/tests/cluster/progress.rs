@@ -117,6 +117,41 @@ fn progress_is_shown_on_terminals_only() {
     });
 }
 
+/// Whether a line has this beginning, and then `N MB of N MB, M of M layers`.
+fn shows_all_bytes(shown: &str, beginning: &str) -> bool {
+    let same = |text: &str| text.split_once(" of ").is_some_and(|(done, total)| done == total);
+    lines(shown).iter().any(|line| {
+        let amounts = line.strip_prefix(beginning).and_then(|rest| rest.strip_suffix(" layers"));
+        amounts
+            .and_then(|rest| rest.split_once(", "))
+            .is_some_and(|(bytes, layers)| same(bytes) && same(layers))
+    })
+}
+
+#[test]
+fn an_export_and_an_import_by_the_node_show_their_bytes_and_layers() {
+    on_a_cluster(|machine, _| {
+        let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+        let archive = path("busybox.tar");
+        let image = |arguments: &[&str]| {
+            let mut command = Command::new(Machine::coracle());
+            command.arg("image").args(arguments).args([
+                "--state-dir",
+                &path("state"),
+                "--run-dir",
+                &path("run"),
+            ]);
+            command.env_remove("NO_COLOR").env("TERM", "xterm").stdin(Stdio::null()).stdout(Stdio::null());
+            success_on_a_terminal(command)
+        };
+        image(&["pull", "busybox"]);
+        let exported = image(&["export", "busybox", &archive]);
+        assert!(shows_all_bytes(&exported, &format!("exporting busybox to {archive}: ")), "{exported:?}");
+        let imported = image(&["import", &archive]);
+        assert!(shows_all_bytes(&imported, &format!("importing {archive}: ")), "{imported:?}");
+    });
+}
+
 #[test]
 fn a_pull_shows_its_bytes_and_layers() {
     on_a_machine(|machine| {
@@ -127,12 +162,7 @@ fn a_pull_shows_its_bytes_and_layers() {
         command.env_remove("NO_COLOR").env("TERM", "xterm").env("CORACLE_REGISTRY_CONFIG_DIR", mirrors);
         command.stdin(Stdio::null()).stdout(Stdio::null());
         let shown = success_on_a_terminal(command);
-        let is_complete = |line: &&str| {
-            let (bytes, layers) = line.strip_suffix(" layers")?.split_once(", ")?;
-            let same = |text: &str| text.split_once(" of ").is_some_and(|(done, total)| done == total);
-            (same(bytes) && same(layers)).then_some(())
-        };
-        assert!(lines(&shown).iter().any(|line| is_complete(line).is_some()), "{shown:?}");
+        assert!(shows_all_bytes(&shown, ""), "{shown:?}");
         assert!(shown.ends_with("\r\u{1b}[K"), "the line is removed: {shown:?}");
     });
 }
