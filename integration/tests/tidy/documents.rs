@@ -187,6 +187,17 @@ fn the_readme_links_every_page() {
 }
 
 #[test]
+fn the_index_of_decisions_lists_every_file() {
+    let folder = root().join("docs/decisions");
+    let listed = Document::read(folder.join("README.md")).links();
+    let entries =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let unlisted: Vec<String> =
+        entries.filter(|name| name != "README.md" && !listed.contains(name)).collect();
+    assert_eq!(unlisted, Vec::<String>::new());
+}
+
+#[test]
 fn links_lead_to_files_and_headings_that_exist() {
     let documents = documents();
     let mut wrong = Vec::new();
