@@ -141,8 +141,15 @@ impl Cluster {
     }
 
     fn run_down(&self, more: &[&str]) -> Output {
+        self.down_command().args(more).output().unwrap()
+    }
+
+    /// `coracle down` with the flags of this cluster.
+    #[must_use]
+    pub fn down_command(&self) -> Command {
         let mut command = Command::new(Machine::coracle());
-        command.arg("down").args(&self.state_flags).args(&self.flags).args(more).output().unwrap()
+        command.arg("down").args(&self.state_flags).args(&self.flags);
+        command
     }
 }
 

@@ -10,8 +10,8 @@ use coracle_images::{Auth, Image, Images, ProgressFn, PullProgress};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::images_server::{Images as Service, ImagesServer};
 use coracle_proto::node::{
-    self, ExportReply, ExportRequest, ImageList, ImportRequest, ListRequest, PullReply, PullRequest,
-    RemoveReply, RemoveRequest,
+    self, ExportReply, ExportRequest, ImageList, ImportReply, ImportRequest, ListRequest, Progress,
+    PullReply, PullRequest, RemoveReply, RemoveRequest,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
@@ -23,6 +23,8 @@ use crate::lock::Lock;
 
 /// Maximum wait for the socket of a node that starts: the node recovers its pods before it serves the socket.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The error if the last message of a stream is missing.
+const STOPPED: &str = "the node stopped";
 /// Interval of attempts to connect.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -69,21 +71,86 @@ fn is_starting(run_dir: &Path) -> bool {
     Lock::holder(run_dir).is_some() && Lock::age(run_dir).is_none_or(|age| age < START_TIMEOUT)
 }
 
+/// Imports an archive into a running node, and returns its images.
+pub(crate) async fn import(
+    client: &mut ImagesClient<tonic::transport::Channel>,
+    request: ImportRequest,
+    show: impl Fn(&Progress),
+) -> anyhow::Result<Vec<node::Image>> {
+    let mut replies = client.import(request).await.map_err(status_message)?.into_inner();
+    loop {
+        let reply = replies.message().await.map_err(status_message)?.context(STOPPED)?;
+        match reply.progress {
+            Some(at) => show(&at),
+            None => return Ok(reply.images),
+        }
+    }
+}
+
+/// Exports an image of a running node.
+pub(crate) async fn export(
+    client: &mut ImagesClient<tonic::transport::Channel>,
+    request: ExportRequest,
+    show: impl Fn(&Progress),
+) -> anyhow::Result<()> {
+    let mut replies = client.export(request).await.map_err(status_message)?.into_inner();
+    while let Some(at) = replies.message().await.map_err(status_message)?.context(STOPPED)?.progress {
+        show(&at);
+    }
+    Ok(())
+}
+
+/// The node's error message without gRPC's prefix.
+pub(super) fn status_message(status: Status) -> anyhow::Error {
+    anyhow::anyhow!("{}", status.message())
+}
+
 /// An image in the messages of the socket.
 pub(crate) fn shown(image: &Image) -> node::Image {
     let names = if image.tags.is_empty() { &image.digests } else { &image.tags };
     node::Image { id: image.id.clone(), names: names.clone(), size: image.size, pinned: image.pinned }
 }
 
-/// Progress of a pull in the messages of the socket.
-pub(crate) fn progress(progress: &PullProgress) -> PullReply {
-    PullReply {
+/// Progress in the messages of the socket.
+pub(crate) fn progress(progress: &PullProgress) -> Progress {
+    Progress {
         bytes_total: progress.bytes_total,
         bytes_done: progress.bytes_done,
         layers_total: progress.layers_total as u64,
         layers_done: progress.layers_done as u64,
-        image: None,
     }
+}
+
+/// Messages of an operation: its progress, then its result.
+type Replies<R> = ReceiverStream<Result<R, Status>>;
+
+/// Runs an operation, and drops it if the client disconnects. `step` makes a message of its progress. `active` is dropped
+/// when the operation ends.
+fn streamed<R, F>(
+    active: impl Send + 'static,
+    step: fn(Progress) -> R,
+    operation: impl FnOnce(ProgressFn) -> F,
+) -> Response<Replies<R>>
+where
+    R: Send + 'static,
+    F: Future<Output = Result<R, coracle_images::Error>> + Send + 'static,
+{
+    let (replies, stream) = mpsc::channel(STEPS);
+    let steps = replies.clone();
+    let report: ProgressFn = std::sync::Arc::new(move |at| {
+        let _left_out_or_gone = steps.try_send(Ok(step(progress(at))));
+    });
+    let running = operation(report);
+    coracle_threads::spawn(async move {
+        let last = tokio::select! {
+            last = running => last,
+            () = replies.closed() => return,
+        };
+        // A client that reads no replies must not keep the operation running.
+        drop(active);
+        let _gone = replies.send(last.map_err(|e| Status::failed_precondition(chain(&e)))).await;
+    });
+    Response::new(ReceiverStream::new(stream))
 }
 
 /// The service of the socket.
@@ -106,46 +173,42 @@ impl Served {
 
 #[tonic::async_trait]
 impl Service for Served {
-    async fn import(&self, request: Request<ImportRequest>) -> Result<Response<ImageList>, Status> {
+    type ImportStream = Replies<ImportReply>;
+
+    async fn import(&self, request: Request<ImportRequest>) -> Result<Response<Self::ImportStream>, Status> {
         let ImportRequest { path, name } = request.into_inner();
-        let name = Some(name.as_str()).filter(|n| !n.is_empty());
-        let _active = self.pulls.begin();
-        let imported = self.images.import(Path::new(&path), name).await;
-        let images =
-            imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
-        Ok(Response::new(ImageList { images }))
+        let images = self.images.clone();
+        let step = |at| ImportReply { progress: Some(at), images: Vec::new() };
+        Ok(streamed(self.pulls.begin(), step, move |report| async move {
+            let name = Some(name.as_str()).filter(|n| !n.is_empty());
+            let imported = images.import_with(Path::new(&path), name, Some(report)).await;
+            imported.map(|images| ImportReply { images: images.iter().map(shown).collect(), progress: None })
+        }))
     }
 
-    async fn export(&self, request: Request<ExportRequest>) -> Result<Response<ExportReply>, Status> {
+    type ExportStream = Replies<ExportReply>;
+
+    async fn export(&self, request: Request<ExportRequest>) -> Result<Response<Self::ExportStream>, Status> {
         let ExportRequest { image, path } = request.into_inner();
-        let _active = self.pulls.begin();
-        let exported = self.images.export(&image, Path::new(&path)).await;
-        exported.map_err(|e| Status::failed_precondition(chain(&e)))?;
-        Ok(Response::new(ExportReply {}))
+        let images = self.images.clone();
+        let step = |at| ExportReply { progress: Some(at) };
+        Ok(streamed(self.pulls.begin(), step, move |report| async move {
+            let exported = images.export_with(&image, Path::new(&path), Some(report)).await;
+            exported.map(|()| ExportReply { progress: None })
+        }))
     }
 
-    type PullStream = ReceiverStream<Result<PullReply, Status>>;
+    type PullStream = Replies<PullReply>;
 
     async fn pull(&self, request: Request<PullRequest>) -> Result<Response<Self::PullStream>, Status> {
         let PullRequest { image, username, password } = request.into_inner();
         let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
-        let (replies, stream) = mpsc::channel(STEPS);
-        let (images, active) = (self.images.clone(), self.pulls.begin());
-        coracle_threads::spawn(async move {
-            let steps = replies.clone();
-            let report: ProgressFn = std::sync::Arc::new(move |step| {
-                let _left_out_or_gone = steps.try_send(Ok(progress(step)));
-            });
-            let pulled = tokio::select! {
-                pulled = images.pull(&image, auth.map(Into::into), Some(report)) => pulled,
-                () = replies.closed() => return,
-            };
-            // A client that reads no replies must not keep the pull running.
-            drop(active);
-            let last = pulled.map(|image| PullReply { image: Some(shown(&image)), ..PullReply::default() });
-            let _gone = replies.send(last.map_err(|e| Status::failed_precondition(chain(&e)))).await;
-        });
-        Ok(Response::new(ReceiverStream::new(stream)))
+        let images = self.images.clone();
+        let step = |at| PullReply { progress: Some(at), image: None };
+        Ok(streamed(self.pulls.begin(), step, move |report| async move {
+            let pulled = images.pull(&image, auth.map(Into::into), Some(report)).await;
+            pulled.map(|image| PullReply { image: Some(shown(&image)), progress: None })
+        }))
     }
 
     async fn list(&self, _: Request<ListRequest>) -> Result<Response<ImageList>, Status> {
@@ -161,6 +224,8 @@ impl Service for Served {
 
 #[cfg(test)]
 mod tests {
+    use tokio_stream::StreamExt as _;
+
     use super::*;
 
     #[tokio::test]
@@ -172,13 +237,15 @@ mod tests {
         let served = Served::new(images.clone(), pulls.clone());
         let path = dir.path().join("absent").display().to_string();
         let import = ImportRequest { path, name: String::new() };
-        assert!(served.import(Request::new(import)).await.is_err());
+        let mut replies = served.import(Request::new(import)).await.expect("replies").into_inner();
+        assert!(replies.next().await.is_some_and(|reply| reply.is_err()));
         assert!(pulls.was_active_since(begin), "the import");
         let (pulls, begin) = (PullActivity::default(), Instant::now());
         let served = Served::new(images.clone(), pulls.clone());
         let path = dir.path().join("archive").display().to_string();
         let export = ExportRequest { image: "absent".to_owned(), path };
-        assert!(served.export(Request::new(export)).await.is_err());
+        let mut replies = served.export(Request::new(export)).await.expect("replies").into_inner();
+        assert!(replies.next().await.is_some_and(|reply| reply.is_err()));
         assert!(pulls.was_active_since(begin), "the export");
         let (pulls, begin) = (PullActivity::default(), Instant::now());
         let served = Served::new(images, pulls.clone());

@@ -8,10 +8,11 @@ use clap::{Args, Subcommand};
 use coracle_images::{Auth, Images, ImagesConfig, ProgressFn};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::{
-    ExportRequest, Image, ImportRequest, ListRequest, PullReply, PullRequest, RemoveRequest,
+    ExportRequest, Image, ImportRequest, ListRequest, Progress, PullRequest, RemoveRequest,
 };
 use serde::Serialize;
 
+use super::control::status_message;
 use super::output::{self, Format};
 use super::{control, progress};
 use crate::lock::Lock;
@@ -115,21 +116,19 @@ impl Store {
     async fn import(&mut self, path: &Path, name: Option<&str>) -> anyhow::Result<Vec<Image>> {
         let context = || format!("cannot import {}", path.display());
         let _cleared = progress::ClearAtEnd;
-        progress::show(&format!("importing {}{}", path.display(), file_size(path)));
+        let doing = format!("importing {}", path.display());
+        progress::show(&format!("{doing}{}", file_size(path)));
         match self {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
                 let request = ImportRequest { path, name: name.unwrap_or_default().to_owned() };
-                Ok(client
-                    .import(request)
-                    .await
-                    .map_err(status_message)
-                    .with_context(context)?
-                    .into_inner()
-                    .images)
+                let show = |at: &Progress| show_of(&doing, at);
+                control::import(client, request, show).await.with_context(context)
             }
             Self::Here(images) => {
-                let imported = images.import(path, name).await.with_context(context)?;
+                let report: ProgressFn =
+                    std::sync::Arc::new(move |at| show_of(&doing, &control::progress(at)));
+                let imported = images.import_with(path, name, Some(report)).await.with_context(context)?;
                 Ok(imported.iter().map(control::shown).collect())
             }
         }
@@ -153,7 +152,7 @@ impl Store {
                     if let Some(image) = reply.image {
                         break image;
                     }
-                    show(&reply);
+                    show(&reply.progress.unwrap_or_default());
                 }
             }
             Self::Here(images) => {
@@ -169,16 +168,21 @@ impl Store {
     async fn export(&mut self, image: &str, path: &Path) -> anyhow::Result<()> {
         let context = || format!("cannot export {image}");
         let _cleared = progress::ClearAtEnd;
-        progress::show(&format!("exporting {image} to {}", path.display()));
+        let doing = format!("exporting {image} to {}", path.display());
+        progress::show(&doing);
         match self {
             Self::Running(client) => {
                 let path = path.to_str().context("the path is not UTF-8")?.to_owned();
                 let request = ExportRequest { image: image.to_owned(), path };
-                client.export(request).await.map_err(status_message).with_context(context)?;
+                let show = |at: &Progress| show_of(&doing, at);
+                control::export(client, request, show).await.with_context(context)
             }
-            Self::Here(images) => images.export(image, path).await.with_context(context)?,
+            Self::Here(images) => {
+                let report: ProgressFn =
+                    std::sync::Arc::new(move |at| show_of(&doing, &control::progress(at)));
+                images.export_with(image, path, Some(report)).await.with_context(context)
+            }
         }
-        Ok(())
     }
 
     async fn list(&mut self) -> anyhow::Result<Vec<Image>> {
@@ -215,11 +219,6 @@ fn pull_error(status: tonic::Status, image: &str) -> anyhow::Error {
     if is_of_node { error } else { error.context(format!("cannot pull {image}")) }
 }
 
-/// The node's error message without gRPC's prefix.
-fn status_message(status: tonic::Status) -> anyhow::Error {
-    anyhow::anyhow!("{}", status.message())
-}
-
 /// The size of an archive as text to append to its path. Empty for a directory.
 fn file_size(path: &Path) -> String {
     let is_file = |data: &std::fs::Metadata| data.is_file();
@@ -229,18 +228,23 @@ fn file_size(path: &Path) -> String {
         .map_or_else(String::new, |data| format!(", {}", size(data.len())))
 }
 
-/// Shows the progress of a pull. A reply without a total clears the progress.
-fn show(reply: &PullReply) {
-    progress::show(&match reply.bytes_total {
+/// Shows the progress of a pull. Without a total it clears the line.
+fn show(at: &Progress) {
+    progress::show(&match at.bytes_total {
         0 => String::new(),
-        total => format!(
-            "{} of {}, {} of {} layers",
-            size(reply.bytes_done),
-            size(total),
-            reply.layers_done,
-            reply.layers_total
-        ),
+        _ => amounts(at),
     });
+}
+
+/// Shows the progress of another operation.
+fn show_of(doing: &str, at: &Progress) {
+    progress::show(&format!("{doing}: {}", amounts(at)));
+}
+
+/// The amounts as text: `1.0 MB of 2.5 MB, 1 of 3 layers`.
+pub(super) fn amounts(at: &Progress) -> String {
+    let (done, total) = (size(at.bytes_done), size(at.bytes_total));
+    format!("{done} of {total}, {} of {} layers", at.layers_done, at.layers_total)
 }
 
 /// An image in the JSON and YAML output.

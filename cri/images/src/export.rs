@@ -11,9 +11,11 @@ use serde_json::{Value, json};
 
 use crate::digest::{Digest, HashingReader};
 use crate::error::{Cause, Error, ErrorKind, io_kind};
+use crate::image::ProgressFn;
 use crate::images::Images;
 use crate::layers::Layers;
 use crate::manifest::{self, ManifestError};
+use crate::progress::{Meter, Metered};
 use crate::records::Record;
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -54,6 +56,7 @@ struct Export {
     record: Record,
     /// The lowest layer first, as in the configuration. The same layer may occur twice.
     diff_ids: Vec<Digest>,
+    meter: Arc<Meter>,
 }
 
 /// An archive that is being written.
@@ -67,6 +70,19 @@ impl Images {
     /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written. Also if the path
     /// is a device or a link, such as `/dev/stdout`: the archive would replace it.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
+        self.export_with(name_or_id, to, None).await
+    }
+
+    /// Like [`export`](Self::export), with a callback for its progress.
+    ///
+    /// # Errors
+    /// As [`export`](Self::export).
+    pub async fn export_with(
+        &self,
+        name_or_id: &str,
+        to: &Path,
+        progress: Option<ProgressFn>,
+    ) -> Result<(), Error> {
         // The image must not be removed during the export.
         let held = self.hold(name_or_id)?;
         let failed = |source: ExportError| Error::Export {
@@ -80,7 +96,7 @@ impl Images {
         let written = tokio::task::spawn_blocking(move || {
             let _held = held;
             let diff_ids = manifest::diff_ids(record.config.as_bytes())?;
-            Export { layers, record, diff_ids }.write(&to)
+            Export { layers, record, diff_ids, meter: Meter::new(progress) }.write(&to)
         });
         written.await.unwrap_or(Err(ExportError::Stopped)).map_err(failed)
     }
@@ -115,6 +131,9 @@ impl Export {
     fn fill(&self, archive: &mut Archive, to: &Path) -> Result<(), ExportError> {
         let sizes = self.diff_ids.iter().map(|id| self.open(id).map(|(_, size)| size));
         let sizes = sizes.collect::<Result<Vec<u64>, _>>()?;
+        let distinct = self.diff_ids.iter().zip(&sizes).enumerate();
+        let distinct = distinct.filter(|(at, (diff_id, _))| !self.diff_ids[..*at].contains(*diff_id));
+        self.meter.start(distinct.map(|(_, (_, size))| *size));
         let config = self.record.config.as_bytes();
         let manifest = text(&self.manifest(&sizes));
         let index = text(&self.index(&manifest));
@@ -138,7 +157,8 @@ impl Export {
 
     fn layer(&self, archive: &mut Archive, diff_id: &Digest, to: &Path) -> Result<(), ExportError> {
         let (rebuilt, size) = self.open(diff_id)?;
-        let mut reader = HashingReader::new(rebuilt, diff_id.algorithm());
+        let metered = Metered { input: rebuilt, meter: self.meter.clone() };
+        let mut reader = HashingReader::new(metered, diff_id.algorithm());
         let mut tracked = FailureTracker { input: &mut reader, failed: false };
         let added = archive.append_data(&mut header(size), diff_id.blob_path(), &mut tracked);
         let failed = tracked.failed;
@@ -148,6 +168,7 @@ impl Export {
         })?;
         let actual = reader.finish();
         if actual == *diff_id {
+            self.meter.end_layer(size);
             return Ok(());
         }
         Err(ExportError::Damaged { diff_id: (*diff_id).into(), actual: actual.into() })
@@ -262,10 +283,11 @@ impl From<ExportError> for Cause {
 #[cfg(test)]
 mod tests {
     use std::path::Path;
+    use std::sync::{Arc, Mutex};
 
     use crate::digest::Digest;
     use crate::fixture::{TestImage, TestRegistry, TestTar, attributes, layer, random_bytes, zstd};
-    use crate::{ErrorKind, Images, ImagesConfig};
+    use crate::{ErrorKind, Images, ImagesConfig, ProgressFn, PullProgress};
 
     async fn store(root: &Path) -> Images {
         Images::open(ImagesConfig::new(root)).await.unwrap()
@@ -312,6 +334,31 @@ mod tests {
             .args(["--insecure-policy", "inspect", "--config", &format!("oci-archive:{}", archive.display())])
             .output();
         assert!(listed.unwrap().status.success());
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn an_export_and_an_import_report_their_bytes_and_layers() {
+        let registry = TestRegistry::start().await;
+        registry.push("app", "v1", &image()).await;
+        let (root, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let images = store(root.path()).await;
+        let pulled = images.pull(&registry.name("app:v1"), None, None).await.unwrap();
+        let archive = root.path().join("app.tar");
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let into = reports.clone();
+        let report: ProgressFn = Arc::new(move |at| into.lock().unwrap().push(at.clone()));
+        images.export_with(&pulled.id, &archive, Some(report.clone())).await.unwrap();
+        let exported: Vec<PullProgress> = std::mem::take(&mut *reports.lock().unwrap());
+        // The archive has the first layer once, its manifest has it twice.
+        store(other.path()).await.import_with(&archive, None, Some(report)).await.unwrap();
+        let imported: Vec<PullProgress> = std::mem::take(&mut *reports.lock().unwrap());
+        for (reports, layers) in [(exported, 2), (imported, 3)] {
+            let (first, last) = (&reports[0], &reports[reports.len() - 1]);
+            assert_eq!((first.bytes_done, first.layers_done, first.layers_total), (0, 0, layers));
+            assert!(first.bytes_total > 300_000, "{first:?}");
+            let complete = (first.bytes_total, first.bytes_total, layers);
+            assert_eq!((last.bytes_done, last.bytes_total, last.layers_done), complete);
+        }
     }
 
     #[tokio::test(flavor = "multi_thread")]

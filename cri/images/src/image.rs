@@ -55,15 +55,16 @@ pub struct Login {
     pub address: String,
 }
 
-/// Callback for the progress of a pull. Called from the task that awaits the pull.
+/// Callback for the progress of a pull, an import or an export. Called from the task that awaits the pull, or from the
+/// threads that read the layers.
 pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 
-/// Progress of a pull.
+/// Progress of a pull, an import or an export.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PullProgress {
-    /// Compressed bytes of the image; 0 until the manifest is known.
+    /// Compressed bytes of the image, or bytes of the layers in the archive; 0 until the manifest is known.
     pub bytes_total: u64,
-    /// Compressed bytes of the layers that are present or have arrived.
+    /// Those of the layers that are present, or have arrived or been copied.
     pub bytes_done: u64,
     /// Number of the image's layers.
     pub layers_total: usize,

@@ -10,13 +10,14 @@ use serde::Deserialize;
 use crate::config::Platform;
 use crate::digest::{Algorithm, Digest, HashingReader};
 use crate::error::{Cause, Error, ErrorKind, io_kind};
-use crate::image::Image;
+use crate::image::{Image, ProgressFn};
 use crate::images::{Images, NewImage, StoreError};
 use crate::layers::{LayerError, Lease, Source as Origin, UnpackDir};
 use crate::manifest::{
     self, CONFIG_MAX, CONTAINERD_NAME, Chosen, Descriptor, Document, Fitting, MANIFEST_MAX, ManifestError,
     REF_NAME, Search, Step, choose, fits,
 };
+use crate::progress::{Meter, Metered};
 use crate::reference::{InvalidReference, Reference};
 use crate::table;
 use crate::unpack::{UnpackError, Unpacked, unpack_with_recipe};
@@ -126,12 +127,30 @@ impl Images {
     /// # Errors
     /// If the archive is invalid, its content is corrupt, or a file cannot be written.
     pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
+        self.import_with(path, name, None).await
+    }
+
+    /// Like [`import`](Self::import), with a callback for its progress.
+    ///
+    /// # Errors
+    /// As [`import`](Self::import).
+    pub async fn import_with(
+        &self,
+        path: &Path,
+        name: Option<&str>,
+        progress: Option<ProgressFn>,
+    ) -> Result<Vec<Image>, Error> {
         let name = name.map(Reference::parse).transpose()?;
-        let imported = self.import_all(path, name).await;
+        let imported = self.import_all(path, name, &Meter::new(progress)).await;
         imported.map_err(|source| Error::Import { path: path.to_owned(), source: source.into() })
     }
 
-    async fn import_all(&self, path: &Path, name: Option<Reference>) -> Result<Vec<Image>, ImportError> {
+    async fn import_all(
+        &self,
+        path: &Path,
+        name: Option<Reference>,
+        meter: &Arc<Meter>,
+    ) -> Result<Vec<Image>, ImportError> {
         let (path, scratch) = (path.to_owned(), self.inner.layers.clone());
         let (platform, limits) = (self.inner.config.platform.clone(), self.inner.config.limits);
         let read = tokio::task::spawn_blocking(move || {
@@ -140,10 +159,11 @@ impl Images {
             Ok::<_, ImportError>((Arc::new(source), found))
         });
         let (source, found) = read.await.map_err(|_stopped| ImportError::Stopped)??;
+        meter.start(found.iter().flat_map(|found| &found.layers).map(|layer| layer.size));
         let mut images = Ok(Vec::new());
         for found in found {
             let Ok(done) = &mut images else { break };
-            match self.import_image(&source, found).await {
+            match self.import_image(&source, found, meter).await {
                 Ok(image) => done.push(image),
                 Err(error) => images = Err(error),
             }
@@ -157,7 +177,12 @@ impl Images {
         images
     }
 
-    async fn import_image(&self, source: &Arc<Source>, found: Found) -> Result<Image, ImportError> {
+    async fn import_image(
+        &self,
+        source: &Arc<Source>,
+        found: Found,
+        meter: &Arc<Meter>,
+    ) -> Result<Image, ImportError> {
         let platform = &self.inner.config.platform;
         let parsed = manifest::parse_config(&found.config, found.layers.len(), platform, found.chosen)?;
         let size = found.config.len() as u64 + found.layers.iter().map(|l| l.size).sum::<u64>();
@@ -168,11 +193,12 @@ impl Images {
         let (from, mut leases) = (Origin::local(), Vec::<Lease>::new());
         for (layer, diff_id) in found.layers.iter().zip(&parsed.diff_ids) {
             let (layers, limits) = (self.inner.layers.clone(), self.inner.config.limits);
+            let (layer_size, meter_of_layer) = (layer.size, meter.clone());
             let (source, layer, expected) = (source.clone(), layer.clone(), *diff_id);
             let lease = self.inner.layers.ensure(*diff_id, &from, async move || {
                 let unpacking = tokio::task::spawn_blocking(move || {
                     let unpack_dir = layers.unpack_dir()?;
-                    let unpacked = unpack_layer(&source, &layer, expected, |reader| {
+                    let unpacked = unpack_layer(&source, &layer, expected, &meter_of_layer, |reader| {
                         let (recipe, algorithm) = (unpack_dir.recipe(), expected.algorithm());
                         unpack_with_recipe(reader, &unpack_dir.files(), &limits, &recipe, algorithm)
                     });
@@ -187,6 +213,7 @@ impl Images {
                 unpacking.await.map_err(|_stopped| ImportError::Stopped)?
             });
             let lease = lease.await?;
+            meter.end_layer(layer_size);
             // Keeps each layer once, at its topmost position, as in a pull.
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
@@ -356,10 +383,12 @@ fn unpack_layer(
     source: &Source,
     layer: &LayerFile,
     expected: Digest,
+    meter: &Arc<Meter>,
     unpack: impl FnOnce(&mut BufReader<HashingReader<Box<dyn Read + Send>>>) -> Result<Unpacked, UnpackError>,
 ) -> Result<Unpacked, ImportError> {
     let path = layer.path.clone();
     let Some(input) = source.reader(&path)? else { return Err(ImportError::Missing { path }) };
+    let input: Box<dyn Read + Send> = Box::new(Metered { input, meter: meter.clone() });
     let algorithm = layer.digest.map_or(Algorithm::Sha256, |digest| digest.algorithm());
     let mut reader = BufReader::with_capacity(128 << 10, HashingReader::new(input, algorithm));
     let unpacked =

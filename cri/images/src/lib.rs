@@ -34,6 +34,7 @@ mod layers;
 mod manifest;
 mod owner_limits;
 mod pin;
+mod progress;
 mod pull;
 mod pulls_in_progress;
 mod records;

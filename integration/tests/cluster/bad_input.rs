@@ -146,7 +146,11 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
         fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
         machine.push_root("mislabelled", &root, &[]);
         cluster.kubectl(&["run", "mislabelled", "--image=mislabelled", "--command", "--", "/program"]);
-        wait_for_event(cluster, "Failed", "exec \"/program\": exec format error");
+        let reason = format!(
+            "exec \"/program\": exec format error: the program is for the ELF machine 50, this machine runs linux/{own}; \
+             use an image that is built for this machine"
+        );
+        wait_for_event(cluster, "Failed", &reason);
     });
 }
 

@@ -1,6 +1,7 @@
 //! Blocks of commands in documents that begin with ```` ```sh run ````. `integration/documents/run` runs each one as on a
 //! new machine, with the default directories.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,28 +11,33 @@ use coracle_integration::{Machine, ResourceSnapshot, on_a_machine, repository};
 /// Commands of a document.
 #[derive(Debug, PartialEq, Eq)]
 struct Block {
-    /// Whether `coracle up` runs before the first command.
-    needs_cluster: bool,
+    /// What the block needs, as options of `integration/documents/run`: `--cluster` for `sh run cluster`.
+    options: Vec<String>,
     commands: String,
 }
 
+/// The blocks that begin with `sh run`. `a_block_of_commands_is_run_or_says_why_not` checks the words that follow.
 fn runnable_blocks(text: &str) -> Vec<Block> {
     let mut blocks = Vec::new();
     let mut open: Option<Block> = None;
-    for line in text.lines().map(str::trim_start) {
-        let Some(first) = line.strip_prefix("```") else {
+    let (mut is_in_a_block, mut indentation) = (false, 0);
+    for line in text.lines() {
+        let content = line.trim_start();
+        let Some(first) = content.strip_prefix("```") else {
             if let Some(block) = &mut open {
-                block.commands.push_str(line);
+                // Deeper lines stay indented: a here-document may contain YAML.
+                block.commands.push_str(line.get(indentation..).unwrap_or_default());
                 block.commands.push('\n');
             }
             continue;
         };
-        match open.take() {
-            Some(block) => blocks.push(block),
-            None if matches!(first, "sh run" | "sh run cluster") => {
-                open = Some(Block { needs_cluster: first == "sh run cluster", commands: String::new() });
-            }
-            None => {}
+        blocks.extend(open.take());
+        is_in_a_block = !is_in_a_block;
+        let needs = first.strip_prefix("sh run").filter(|_| is_in_a_block);
+        if let Some(needs) = needs {
+            indentation = line.len() - content.len();
+            let options = needs.split_whitespace().map(|need| format!("--{need}")).collect();
+            open = Some(Block { options, commands: String::new() });
         }
     }
     blocks
@@ -52,14 +58,18 @@ fn blocks_of_documents() -> Vec<(PathBuf, Block)> {
 
 #[test]
 fn marked_blocks_are_found() {
-    let text = "```yaml\na: b\n```\n```sh run\ncoracle check\n```\n1. x\n   ```sh run cluster\n   kubectl get pods\n   ```\n\
+    let text = "```yaml\na: b\n```\n```sh run\ncoracle check\n```\n1. x\n   ```sh run cluster\n   cat <<E\n     a: b\n   E\n   ```\n\
                 ```sh not run: slow\nscripts/test\n```\n";
-    let block = |needs_cluster, commands: &str| Block { needs_cluster, commands: commands.to_owned() };
-    assert_eq!(runnable_blocks(text), [block(false, "coracle check\n"), block(true, "kubectl get pods\n")]);
+    let block = |options: &[&str], commands: &str| Block {
+        options: options.iter().map(|option| (*option).to_owned()).collect(),
+        commands: commands.to_owned(),
+    };
+    let expected = [block(&[], "coracle check\n"), block(&["--cluster"], "cat <<E\n  a: b\nE\n")];
+    assert_eq!(runnable_blocks(text), expected);
 }
 
 /// Runs commands on a new machine with these options, and returns their output.
-fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> String {
+fn run<S: AsRef<OsStr>>(machine: &Machine, mirrors: &Path, options: &[S], commands: &str) -> String {
     let dir = tempfile::tempdir_in(machine.path("")).unwrap();
     let file = dir.path().join("block.sh");
     fs::write(&file, commands).unwrap();
@@ -84,11 +94,11 @@ fn marked_blocks_run_and_leave_nothing() {
         let mirrors = machine.start_registry();
         let before = ResourceSnapshot::of(machine);
         let blocks = blocks_of_documents();
-        assert!(blocks.len() >= 5, "{blocks:?}");
+        assert!(blocks.len() >= 14, "{blocks:?}");
         for (page, block) in blocks {
-            let options: &[&str] = if block.needs_cluster { &["--cluster"] } else { &[] };
             // The page is in the message of a failure.
-            run(machine, &mirrors, options, &format!("# {}\n{}", page.display(), block.commands));
+            let commands = format!("# {}\n{}", page.display(), block.commands);
+            run(machine, &mirrors, &block.options, &commands);
         }
         assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });

@@ -129,6 +129,11 @@ fn local_clusters_run_side_by_side_and_leave_nothing() {
         let nodes = clusters.kubectl(&second, &["get", "nodes", "-o", "name"]).unwrap();
         assert_eq!(nodes.lines().count(), 2, "{nodes}");
 
+        // The printed kubeconfig has this cluster only.
+        let printed = machine.path("printed");
+        fs::write(&printed, clusters.run(&["kubeconfig", &second])).unwrap();
+        assert_eq!(Kubectl::new(printed).kubectl(&["get", "nodes", "-o", "name"]), nodes);
+
         let wrong = clusters.command(&["create", &first, "--nodes", "3"]).output().unwrap();
         assert!(!wrong.status.success());
         let holder = clusters.run.join(&first).join("1/coracle.lock");

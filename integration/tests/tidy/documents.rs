@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use super::root;
+use super::{all_sources, root};
 
 /// Folders of this repository. Documents name files in them by the path from the root.
 const FOLDERS: [&str; 9] =
@@ -102,10 +102,33 @@ fn is_command(line: &str) -> bool {
     PROGRAMS.contains(&word) || word.starts_with("scripts/")
 }
 
+/// First lines of blocks that `integration/documents/run` runs.
+const RUN: [&str; 4] = ["sh run", "sh run cluster", "sh run docker", "sh run tarball"];
+
 /// Whether the first line of a block of commands says that a test runs it, or why no test does.
 fn is_marked(first: &str) -> bool {
     let reason = first.strip_prefix("sh not run: ").unwrap_or_default();
-    matches!(first, "sh run" | "sh run cluster") || !reason.is_empty()
+    RUN.contains(&first) || !reason.is_empty()
+}
+
+/// The first lines of all fenced blocks, without the fence.
+fn first_lines(text: &str) -> Vec<&str> {
+    let fences = text.lines().filter_map(|line| line.trim_start().strip_prefix("```"));
+    fences.step_by(2).collect()
+}
+
+/// Whether the reason names a file of the repository or a test of these sources, and no file that does not exist.
+fn names_what_runs_it(reason: &str, sources: &[String]) -> bool {
+    let words = || {
+        let words = reason.split_whitespace().map(|word| word.trim_start_matches('`'));
+        words.map(|word| word.trim_end_matches(['`', ',', ';', '.', ':']))
+    };
+    let paths: Vec<&str> = words().filter(|word| word.contains('/')).collect();
+    let is_test = |word: &str| {
+        let declaration = format!("fn {word}(");
+        word.contains('_') && sources.iter().any(|source| source.contains(&declaration))
+    };
+    paths.iter().all(|path| root().join(path).is_file()) && (!paths.is_empty() || words().any(is_test))
 }
 
 /// Blocks without a mark, and commands that are in no block of the language `sh`.
@@ -161,6 +184,17 @@ fn the_readme_links_every_page() {
             "README.md does not link {name}"
         );
     }
+}
+
+#[test]
+fn the_index_of_decisions_lists_every_file() {
+    let folder = root().join("docs/decisions");
+    let listed = Document::read(folder.join("README.md")).links();
+    let entries =
+        fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let unlisted: Vec<String> =
+        entries.filter(|name| name != "README.md" && !listed.contains(name)).collect();
+    assert_eq!(unlisted, Vec::<String>::new());
 }
 
 #[test]
@@ -236,8 +270,49 @@ fn a_block_of_commands_is_run_or_says_why_not() {
         let unmarked = unmarked_commands(&fs::read_to_string(&path).unwrap());
         wrong.extend(unmarked.into_iter().map(|line| format!("{}: {line}", path.display())));
     }
-    let rule = "begin a block of commands with ```sh run, ```sh run cluster or ```sh not run: REASON";
+    let rule = format!("begin a block of commands with one of {RUN:?}, or with sh not run: REASON");
     assert!(wrong.is_empty(), "{rule}:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_block_that_is_not_run_names_what_runs_it_instead() {
+    let sources: Vec<String> = all_sources().iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+    for reason in
+        ["slow", "scripts/absent runs it", "scripts/test runs scripts/absent", "see a_test_that_is_absent"]
+    {
+        assert!(!names_what_runs_it(reason, &sources), "{reason}");
+    }
+    for reason in [".ci/run runs `scripts/test`, too", "see anchors_are_those_of_github"] {
+        assert!(names_what_runs_it(reason, &sources), "{reason}");
+    }
+    let mut wrong = Vec::new();
+    for path in paths() {
+        let text = fs::read_to_string(&path).unwrap();
+        let reasons = first_lines(&text).into_iter().filter_map(|first| first.strip_prefix("sh not run: "));
+        wrong.extend(
+            reasons
+                .filter(|reason| !names_what_runs_it(reason, &sources))
+                .map(|reason| format!("{}: {reason}", path.display())),
+        );
+    }
+    let rule = "a reason names the test or the script that runs the commands or checks them";
+    assert!(wrong.is_empty(), "{rule}:\n{}", wrong.join("\n"));
+}
+
+/// `integration/tests/cluster/documents.rs` reads only these pages.
+#[test]
+fn blocks_that_are_run_are_on_pages_that_the_test_reads() {
+    let is_read = |path: &Path| {
+        path == root().join("README.md") || path.parent() == Some(root().join("docs").as_path())
+    };
+    let has_run = |path: &Path| {
+        let text = fs::read_to_string(path).unwrap();
+        first_lines(&text).iter().any(|first| RUN.contains(first))
+    };
+    let (read, others): (Vec<PathBuf>, Vec<PathBuf>) = paths().into_iter().partition(|path| is_read(path));
+    let wrong: Vec<PathBuf> = others.into_iter().filter(|path| has_run(path)).collect();
+    assert_eq!(wrong, Vec::<PathBuf>::new(), "no test runs the blocks of these pages");
+    assert!(read.iter().any(|path| has_run(path)));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 mod rights;
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Write as _};
 use std::net::SocketAddr;
@@ -54,17 +55,21 @@ pub(super) fn target(file: Option<&Path>) -> anyhow::Result<PathBuf> {
         return Ok(std::path::absolute(file)?);
     }
     let listed = std::env::var_os("KUBECONFIG").unwrap_or_default();
+    let home = std::env::var_os("HOME").unwrap_or_default();
+    Ok(std::path::absolute(default_target(&listed, &home)?)?)
+}
+
+/// The file to which clusters are added, with these values of `KUBECONFIG` and `HOME`. A directory is not an existing
+/// file, as in kind.
+fn default_target(listed: &OsStr, home: &OsStr) -> anyhow::Result<PathBuf> {
     let listed: Vec<PathBuf> =
-        std::env::split_paths(&listed).filter(|path| !path.as_os_str().is_empty()).collect();
-    let found = listed.iter().find(|path| path.exists()).or(listed.last()).cloned();
-    let path = match found {
-        Some(path) => path,
-        None => {
-            let home = std::env::var_os("HOME").filter(|home| !home.is_empty());
-            Path::new(&home.context("HOME is not set; use --kubeconfig FILE")?).join(".kube/config")
-        }
-    };
-    Ok(std::path::absolute(path)?)
+        std::env::split_paths(listed).filter(|path| !path.as_os_str().is_empty()).collect();
+    let is_file = |path: &&PathBuf| path.exists() && !path.is_dir();
+    if let Some(path) = listed.iter().find(is_file).or(listed.last()) {
+        return Ok(path.clone());
+    }
+    anyhow::ensure!(!home.is_empty(), "HOME is not set; use --kubeconfig FILE");
+    Ok(Path::new(home).join(".kube/config"))
 }
 
 /// Adds the cluster to the file, and makes its context the current one.
@@ -299,6 +304,29 @@ mod tests {
         assert_eq!(left["contexts"], present["contexts"]);
         assert_eq!(left["current-context"], "");
         assert!(without(left, "coracle-a").unwrap().is_none(), "nothing changes");
+    }
+
+    #[test]
+    fn the_first_existing_file_of_the_variable_is_chosen_else_its_last_one_else_that_of_the_home_directory() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("directory")).unwrap();
+        fs::write(path("second"), "").unwrap();
+        fs::write(path("third"), "").unwrap();
+        let chosen = |names: &[&str]| {
+            let listed = std::env::join_paths(names.iter().map(|name| path(name))).unwrap();
+            default_target(&listed, OsStr::new("/home/user")).unwrap()
+        };
+        assert_eq!(chosen(&["absent", "second", "third"]), path("second"));
+        assert_eq!(chosen(&["directory", "third", "second"]), path("third"));
+        assert_eq!(chosen(&["absent", "new"]), path("new"));
+        let in_home = Path::new("/home/user/.kube/config");
+        for listed in ["", ":"] {
+            let home = OsStr::new("/home/user");
+            assert_eq!(default_target(OsStr::new(listed), home).unwrap(), in_home);
+        }
+        let error = default_target(OsStr::new(""), OsStr::new("")).unwrap_err().to_string();
+        assert!(error.contains("--kubeconfig"), "{error}");
     }
 
     #[test]
