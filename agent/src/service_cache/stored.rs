@@ -110,6 +110,7 @@ impl ServiceCache {
         if let Err(error) = std::fs::write(&mark, "") {
             tracing::warn!(%error, mark = %mark.display(), "cannot mark the table of stored services");
         }
+        coracle_fault::point("services.stored-marked");
         // The first lists may have been received since the caller's decision.
         if self.read(Tables::is_complete) {
             self.end_stored();
@@ -123,6 +124,7 @@ impl ServiceCache {
         if let Err(error) = coracle_tree::remove_file(&mark) {
             tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
         }
+        coracle_fault::point("services.stored-unmarked");
     }
 
     /// Stores the changed slices that are not stored yet. Blocks.

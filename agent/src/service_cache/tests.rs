@@ -210,6 +210,23 @@ async fn stored_services_replace_no_table_with_all_services() {
     assert!(next.take_stored(false) && !next.take_stored(true), "the table gets all services");
 }
 
+#[tokio::test]
+async fn the_next_agent_knows_whether_a_killed_one_used_stored_services() {
+    const TEST: &str = "service_cache::tests::the_next_agent_knows_whether_a_killed_one_used_stored_services";
+    if let Some(dir) = coracle_testing::killed_dir() {
+        let cache = cache(&dir);
+        assert!(cache.take_stored(false));
+        list(&cache, Vec::new());
+        list_slices(&cache, Vec::new());
+        return cache.end_stored();
+    }
+    for (point, is_replaced) in [("services.stored-marked", true), ("services.stored-unmarked", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        coracle_testing::run_until_killed_in(TEST, point, dir.path());
+        assert_eq!(cache(dir.path()).take_stored(true), is_replaced, "the table after {point}");
+    }
+}
+
 #[test]
 fn stored_services_have_what_the_proxy_reads() {
     let whole = json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u",
