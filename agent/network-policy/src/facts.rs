@@ -95,8 +95,8 @@ impl PodFacts {
         })
     }
 
-    /// The facts of a node, with the addresses of its status, and those of its interfaces in the ranges of its pods. Host
-    /// names are not addresses.
+    /// The facts of a node, with the addresses of its status, and those of its interfaces in the ranges of its pods.
+    /// Host names are not addresses.
     #[must_use]
     pub fn of_node(node: &Node) -> Option<Self> {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());

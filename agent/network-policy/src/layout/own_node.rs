@@ -71,8 +71,8 @@ impl OwnNode {
         }
     }
 
-    /// Rules that drop packets of pods to link-local addresses, and to other ports of cluster DNS. No policy names these
-    /// addresses, but programs of the node listen on them, too.
+    /// Rules that drop packets of pods to link-local addresses, and to other ports of cluster DNS. No policy names
+    /// these addresses, but programs of the node listen on them, too.
     fn add_unnamed(&self, transaction: &mut Transaction<'_>) {
         let Some(bridge) = &self.bridge else { return };
         for protocol in [TCP, UDP, SCTP] {

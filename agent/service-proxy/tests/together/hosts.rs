@@ -136,8 +136,8 @@ impl Observed {
         self.is_refused |= error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
     }
 
-    /// Decides on the delivery, if it is known. The entries are newer than the errors of the sockets: an endpoint without
-    /// a listener refuses the packet, too, but it has an entry.
+    /// Decides on the delivery, if it is known. The entries are newer than the errors of the sockets: an endpoint
+    /// without a listener refuses the packet, too, but it has an entry.
     fn look(&mut self, entries: &HashMap<Connection, SocketAddr>, look: usize) {
         let is_lost = self.may_be_dropped && look >= LOOKS_IF_DROPPED;
         self.delivery = self.delivery.or(match entries.get(&self.connection) {

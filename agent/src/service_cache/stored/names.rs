@@ -1,8 +1,8 @@
 //! The names of all services in the checkpoint, with their addresses and ports. After a restart of the agent, cluster
 //! DNS answers with them while the API server does not answer.
 //!
-//! Unlike other records, they belong to no pod: a pod may look up the services of every namespace. There is a record for
-//! each namespace with services.
+//! Unlike other records, they belong to no pod: a pod may look up the services of every namespace. There is a record
+//! for each namespace with services.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
