@@ -126,13 +126,13 @@ impl PodFacts {
 
 /// The addresses of a node in a range of its pods: the overlay's interface has the first address, and the bridge of the
 /// pods the second one. Pods reach the node at these addresses, too.
-fn addresses_in(range: IpNetwork) -> [IpAddr; 2] {
+fn addresses_in(range: IpNetwork) -> impl Iterator<Item = IpAddr> {
     let first = range.network();
     let second = match first {
         IpAddr::V4(first) => IpAddr::V4(u32::from(first).saturating_add(1).into()),
         IpAddr::V6(first) => IpAddr::V6(u128::from(first).saturating_add(1).into()),
     };
-    [first, second]
+    [first, second].into_iter().filter(move |address| range.contains(*address))
 }
 
 #[cfg(test)]
