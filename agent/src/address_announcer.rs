@@ -142,11 +142,13 @@ impl AddressAnnouncer {
             if let Err(error) = coracle_cni::withdraw_address(*address).await {
                 tracing::warn!(%address, error = chain(&error), "cannot remove a load balancer address");
             }
+            coracle_fault::point("pool-address.withdrawn");
         }
         for address in &wanted {
             if let Err(error) = coracle_cni::announce_address(*address, node, LIFETIME).await {
                 tracing::warn!(%address, error = chain(&error), "cannot announce a load balancer address");
             }
+            coracle_fault::point("pool-address.announced");
         }
         if self.held != wanted || self.conflicts.is_none() {
             self.held = wanted;
@@ -375,6 +377,51 @@ mod tests {
             let runtime = runtime.enable_all().start_paused(true).build().unwrap();
             runtime.block_on(yield_and_take_again());
         });
+    }
+
+    /// Holds each of these lists of addresses in turn.
+    fn hold_in_turn(dir: &Path, turns: &[&[&str]]) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let mut announcer = AddressAnnouncer::new("here", &[], cache(dir, None));
+            for turn in turns {
+                let addresses = turn.iter().map(|address| address.parse().unwrap()).collect();
+                assign(&mut announcer.assigned, Key::new("n", "s"), addresses);
+                announcer.hold(None).await;
+            }
+        });
+    }
+
+    #[test]
+    fn an_address_of_a_killed_agent_expires_unless_the_next_one_renews_it() {
+        const TEST: &str =
+            "address_announcer::tests::an_address_of_a_killed_agent_expires_unless_the_next_one_renews_it";
+        if let Some(dir) = coracle_testing::killed_dir() {
+            return hold_in_turn(&dir, &[&["192.0.2.77", "192.0.2.78"], &["192.0.2.78"]]);
+        }
+        for (point, left) in [
+            ("pool-address.announced:1", [true, false]),
+            ("pool-address.announced:2", [true, true]),
+            ("pool-address.withdrawn", [false, true]),
+        ] {
+            in_new_namespace(move || {
+                ip("link add name uplink0 type veth peer name uplink1");
+                ip("link set uplink1 up");
+                ip("link set uplink0 up");
+                ip("addr add 192.0.2.1/24 dev uplink0");
+                let dir = tempfile::tempdir().unwrap();
+                let shown = || {
+                    ["192.0.2.77", "192.0.2.78"]
+                        .map(|address| ip(&format!("-4 addr show dev uplink0 to {address}/32")))
+                };
+                let is_held = || shown().map(|text| text.contains("inet "));
+                coracle_testing::run_until_killed_in(TEST, point, dir.path());
+                assert_eq!(is_held(), left, "{point}");
+                hold_in_turn(dir.path(), &[&["192.0.2.78"]]);
+                assert_eq!(is_held(), [left[0], true], "{point}");
+                assert!(!shown().concat().contains("forever"), "addresses have a lifetime: {:?}", shown());
+            });
+        }
     }
 
     #[test]

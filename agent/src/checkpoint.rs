@@ -3,8 +3,8 @@
 //! One encrypted file for each object, `<state>/agent/checkpoint/<kind>/<digest of its name>.sealed`. A record is
 //! written only when its content changed. One background task writes all due records as one batch (temporary files,
 //! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
-//! `*.bad` with a warning. A record of another kind than pods, for example a config map, belongs to pods
-//! ([`Checkpoint::own`]). Such a record is removed with the last pod that needs it.
+//! `*.bad` with a warning. A record of another kind than pods and names of services, for example a config map,
+//! belongs to pods ([`Checkpoint::own`]). Such a record is removed with the last pod that needs it.
 
 mod files;
 mod key;

@@ -84,6 +84,14 @@ impl ClusterDns {
     }
 
     async fn attempt(&self, server: Server) -> Result<(), String> {
+        self.take_addresses().await?;
+        let all: Vec<SocketAddr> =
+            self.addresses.iter().map(|address| SocketAddr::new(*address, PORT)).collect();
+        server.run(&all).await.map_err(|error| chain(&error))
+    }
+
+    /// Records the addresses, and adds them to the loopback interface.
+    async fn take_addresses(&self) -> Result<(), String> {
         // The record is written before the addresses are added. So a process that is killed in between leaves no
         // unrecorded address.
         let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
@@ -91,12 +99,12 @@ impl ClusterDns {
         let written =
             coracle_threads::spawn_blocking(move || crate::private_file::replace(&record, text.as_bytes()));
         written.await.map_err(|error| chain(&error))?.map_err(|error| chain(&error))?;
+        coracle_fault::point("cluster-dns.recorded");
         for address in &self.addresses {
             coracle_cni::add_host_address(*address).await.map_err(|error| chain(&error))?;
+            coracle_fault::point("cluster-dns.address-added");
         }
-        let all: Vec<SocketAddr> =
-            self.addresses.iter().map(|address| SocketAddr::new(*address, PORT)).collect();
-        server.run(&all).await.map_err(|error| chain(&error))
+        Ok(())
     }
 }
 
@@ -134,7 +142,45 @@ fn pod_networks(node: Option<&Node>) -> Vec<IpNetwork> {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace, ip, killed_dir, run_until_killed_in};
+
     use super::*;
+
+    /// Takes an address of each family.
+    fn take_addresses(run_dir: &Path) {
+        let config =
+            DnsConfig { addresses: Vec::new(), resolv_conf: PathBuf::new(), stub_domains: Vec::new() };
+        let addresses: [IpAddr; 2] = ["10.43.0.10", "fd43::a"].map(|address| address.parse().unwrap());
+        let dns = ClusterDns::new(config, &addresses, "cluster.local", run_dir);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(dns.take_addresses()).unwrap();
+    }
+
+    #[test]
+    fn the_next_agent_has_the_addresses_of_a_killed_one() {
+        const TEST: &str = "cluster_dns::tests::the_next_agent_has_the_addresses_of_a_killed_one";
+        if let Some(dir) = killed_dir() {
+            return take_addresses(&dir);
+        }
+        in_new_namespace(|| {
+            ip("link set lo up");
+            let dir = tempfile::tempdir().unwrap();
+            let held =
+                || ["10.43.0.10/32", "fd43::a/128"].map(|address| ip("addr show dev lo").contains(address));
+            for (point, left) in [
+                ("cluster-dns.recorded", [false, false]),
+                ("cluster-dns.address-added:1", [true, false]),
+                ("cluster-dns.address-added:2", [true, true]),
+            ] {
+                run_until_killed_in(TEST, point, dir.path());
+                let record = std::fs::read_to_string(dns_record(dir.path())).unwrap();
+                assert_eq!(record, "10.43.0.10\nfd43::a\n", "{point}: addresses are recorded first");
+                assert_eq!(held(), left, "{point}");
+            }
+            take_addresses(dir.path());
+            assert_eq!(held(), [true, true]);
+        });
+    }
 
     #[test]
     fn the_back_off_is_reset_after_a_server_that_ran() {

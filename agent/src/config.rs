@@ -73,6 +73,8 @@ pub struct AgentConfig {
     pub tables: TableNames,
     /// Name of the nftables table of NetworkPolicies. None if another program enforces them.
     pub network_policy_table: Option<String>,
+    /// Name of the bridge of the built-in network.
+    pub bridge: String,
     /// Settings of the node's DNS server. None if the node serves no DNS.
     pub dns: Option<DnsConfig>,
     /// The cluster's DNS domain.

@@ -15,7 +15,7 @@ mod stored;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Effect, Enforcer, Model, PodFacts};
+use coracle_network_policy::{Effect, Enforcer, Model, OwnNode, PodFacts};
 use coracle_nft::{Monitor, TableError};
 use coracle_values::object::Key;
 use coracle_watch::Event;
@@ -44,6 +44,8 @@ pub(crate) struct NetworkPolicies {
     client: Client,
     namespaces: NamespaceWatch,
     node_name: String,
+    /// The node, as its table filters packets to it.
+    own_node: OwnNode,
     table: String,
     requests: mpsc::UnboundedReceiver<Request>,
     restricted: policy_gate::Restricted,
@@ -76,7 +78,9 @@ impl NetworkPolicies {
         let namespaces = node.services.namespaces().clone();
         let own =
             Self::with(node.configs.client(), node.recorder.clone(), &node.config.node_name, table, end);
-        Self { namespaces, ..own }
+        let dns = node.config.dns.as_ref().map(|dns| dns.addresses.clone()).unwrap_or_default();
+        let own_node = OwnNode { dns, bridge: Some(node.config.bridge.clone()) };
+        Self { namespaces, own_node, ..own }
     }
 
     fn with(client: &Client, recorder: Recorder, node_name: &str, table: &str, end: GateEnd) -> Self {
@@ -89,6 +93,7 @@ impl NetworkPolicies {
             client: client.clone(),
             namespaces: NamespaceWatch::new(client.clone()),
             node_name: node_name.to_owned(),
+            own_node: OwnNode::default(),
             table: table.to_owned(),
             requests,
             restricted,
@@ -223,7 +228,7 @@ impl NetworkPolicies {
         if let Some(table) = table {
             return table.enforcer.change(&mut self.model.lock()).map(Some);
         }
-        let enforcer = Enforcer::open(&self.table)?;
+        let enforcer = Enforcer::open(&self.table)?.at(self.own_node.clone());
         let mut enforcer = replace(enforcer, self.model.clone()).await?;
         // The monitor is opened after the replacement, because the notifications of the replacement may exceed its
         // buffer.

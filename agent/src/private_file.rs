@@ -17,12 +17,16 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     // A temporary file of an interrupted replacement may have another mode.
     coracle_tree::remove_file(&temporary)?;
-    let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
+    let written = write_new(&temporary, content).and_then(|()| {
+        coracle_fault::point("private-file.written");
+        fs::rename(&temporary, path)
+    });
     if written.is_err() {
         // On a full disk the incomplete file would occupy the space that other writes need.
         let _ = fs::remove_file(&temporary);
     }
     written?;
+    coracle_fault::point("private-file.renamed");
     File::open(dir)?.sync_all()
 }
 
@@ -36,7 +40,27 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use coracle_testing::{killed_dir, run_until_killed_in};
+
     use super::*;
+
+    #[test]
+    fn a_killed_replacement_leaves_the_old_or_the_new_content() {
+        const TEST: &str = "private_file::tests::a_killed_replacement_leaves_the_old_or_the_new_content";
+        if let Some(dir) = killed_dir() {
+            return replace(&dir.join("file"), b"new").unwrap();
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        for (point, left) in [("private-file.written", "old"), ("private-file.renamed", "new")] {
+            replace(&path, b"old").unwrap();
+            run_until_killed_in(TEST, point, dir.path());
+            assert_eq!(fs::read_to_string(&path).unwrap(), left, "{point}");
+            replace(&path, b"next").unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), "next", "{point}");
+            assert!(!path.with_extension("tmp").exists());
+        }
+    }
 
     #[test]
     fn a_failure_leaves_no_temporary_file() {

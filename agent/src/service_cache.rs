@@ -1,7 +1,8 @@
 //! Services and EndpointSlices of the cluster: one watch of each kind, shared by all consumers in the agent.
 //!
 //! While the API server does not answer, the cache has the last known state. If the agent was restarted in the
-//! meantime, the cache has the stored services and slices: those in the namespaces of this node's pods. A consumer that
+//! meantime, the cache has the stored services and slices: those in the namespaces of this node's pods. Of the other
+//! services, cluster DNS then has the names, addresses and ports. A consumer that
 //! follows changes takes a [`Subscription`], which collects the changed services.
 //!
 //! A pod of this node that is not ready gets no traffic from this node, even if its EndpointSlice shows it as ready.
@@ -73,6 +74,8 @@ struct Shared {
     /// Notified when a namespace is added to `unsaved`.
     unsaved_more: Notify,
     unsaved_slices: Unsaved,
+    /// Namespaces whose names of services are not stored yet.
+    unsaved_names: Unsaved,
     /// Slices of an earlier run, until the first list.
     stored_slices: Mutex<Vec<StoredSlice>>,
     has_stored: watch::Sender<bool>,
@@ -113,6 +116,7 @@ impl ServiceCache {
             unsaved: Mutex::default(),
             unsaved_more: Notify::new(),
             unsaved_slices: Unsaved::default(),
+            unsaved_names: Unsaved::default(),
             stored_slices: Mutex::default(),
             has_stored: watch::Sender::default(),
         };
@@ -261,9 +265,9 @@ impl ServiceCache {
         }
         let mut services = Vec::new();
         let watch = self.watch("services", |event| self.apply_event(event, &mut services));
-        tokio::join!(watch, self.store(), async {
+        tokio::join!(watch, self.store(with_slices), async {
             if with_slices {
-                tokio::join!(self.use_stored(), self.store_slices());
+                tokio::join!(self.use_stored(), self.store_slices(), self.store_names());
             }
         });
     }
@@ -278,6 +282,7 @@ impl ServiceCache {
         if listed {
             return;
         }
+        self.use_stored_names().await;
         let checkpoint = self.shared.checkpoint.clone();
         let stored = coracle_threads::spawn_blocking(move || {
             let services = checkpoint.all::<Vec<Service>>(Kind::Services);
@@ -395,14 +400,18 @@ impl ServiceCache {
         write(&mut self.shared.tables.write().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Stores the changed namespaces. The checkpoint skips namespaces without pods of this node.
-    async fn store(&self) {
+    /// Stores the changed namespaces. The checkpoint skips namespaces without pods of this node. With `with_names`, the
+    /// names of all namespaces are stored, too.
+    async fn store(&self, with_names: bool) {
         loop {
             self.shared.unsaved_more.notified().await;
             tokio::time::sleep(STORE_AFTER).await;
             let unsaved =
                 std::mem::take(&mut *self.shared.unsaved.lock().unwrap_or_else(PoisonError::into_inner));
             unsaved.iter().for_each(|namespace| self.store_one(namespace));
+            if with_names {
+                self.shared.unsaved_names.add(unsaved);
+            }
         }
     }
 

@@ -1,13 +1,13 @@
 //! The nftables table: masquerading, host ports, and isolated bridges.
 //!
 //! Each change is one transaction: a packet passes either the old table or the new table. Ports, pods' addresses and
-//! ranges are elements of maps and sets, so a change of a pod changes only its own elements. Networks, bridges and
-//! ports with conditions have rules: if one of these objects changes, all rules of its chain are written again.
+//! ranges are elements of maps and sets, so a change of a pod changes only its own elements. A port with conditions has
+//! a chain. Networks and bridges have rules: if one of them changes, all rules of its chain are written again.
 //! Connections keep their translation, because conntrack stores it, not the rules.
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
-//!   (only while there are host ports)                             ─► conditional ─► DNAT to a pod
+//!   (only while there are host ports)                             ─► map ─► conditional-N ─► DNAT to a pod
 //! postrouting ─ from a network, not to it or its exceptions ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the reply bypasses the translation)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
@@ -15,6 +15,7 @@
 //! input       ─ to 127.0.0.0/8 by an opened bridge, not a reply ─► drop
 //! ```
 
+mod conditional;
 mod element;
 mod entrances;
 mod family;
@@ -25,8 +26,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use coracle_nft::{
-    BaseChain, Batch, DataType, Element, Header, Hook, INET_PROTO, INET_SERVICE, Key, Meta, R0, Rule,
-    SetSpec, Transaction, Verb, intervals, octets,
+    BaseChain, Batch, DataType, Element, Hook, INET_PROTO, INET_SERVICE, Key, Meta, R0, Rule, SetSpec,
+    Transaction, Verb, intervals,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -71,8 +72,6 @@ pub(crate) struct Mapping {
     pub(crate) to_port: u16,
 }
 
-/// The chain of host ports with conditions.
-const CONDITIONAL: &str = "conditional";
 /// The loopback range of each family.
 const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 0, 0, 0), 8) {
     Some(network) => network,
@@ -89,7 +88,8 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
         table.maps(&family);
         table.host_port_rules(&family);
     }
-    table.rule("hostports", &Rule::default().jump(CONDITIONAL));
+    table.conditional_map();
+    table.rule("hostports", &Rule::default().protocol_and_port(R0).lookup_verdict(conditional::PORTS));
     table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
         // If the plan has masquerading rules, `update` writes all rules of the chain.
@@ -156,9 +156,7 @@ impl Table<'_> {
             self.addresses(&family, family.untouched, &present.untouched, &wanted.untouched);
             self.addresses(&family, family.masquerade_all, &present.masquerade_all, &wanted.masquerade_all);
         }
-        if present.conditional != wanted.conditional {
-            self.conditional_rules(&wanted.conditional);
-        }
+        self.conditional_ports(&present.conditional, &wanted.conditional);
         self.masquerade(present, wanted);
         self.loopback_rules(&present.opened, &wanted.opened);
         self.isolation_rules(&present.isolated, &wanted.isolated);
@@ -166,7 +164,6 @@ impl Table<'_> {
 
     fn chains(&mut self) {
         self.0.make_chain("hostports");
-        self.0.make_chain(CONDITIONAL);
         for (name, hook, priority) in [
             ("prerouting", Hook::Prerouting, -100),
             ("output", Hook::Output, -100),
@@ -229,29 +226,6 @@ impl Table<'_> {
         self.rule("hostports", &one.lookup(family.one).destination_nat(family.number, registers));
         let any = start().protocol_and_port(R0).lookup(family.any);
         self.rule("hostports", &any.destination_nat(family.number, registers));
-    }
-
-    /// Writes a rule for each port with conditions: elements of maps cannot have conditions.
-    fn conditional_rules(&mut self, wanted: &BTreeSet<(Mapping, Vec<Condition>)>) {
-        self.0.flush_chain(CONDITIONAL);
-        for (mapping, conditions) in wanted {
-            let network = IpNetwork::from(mapping.to);
-            let family = family(network);
-            let mut rule = of_family(network);
-            for condition in conditions {
-                rule = condition.compared(rule);
-            }
-            if let Some(ip) = mapping.host_ip {
-                rule = rule.to(ip.into(), false);
-            }
-            let registers = family.address.length / 4;
-            let rule = rule.meta(Meta::Transport, R0).equal(R0, &[mapping.protocol.number()]);
-            let rule = rule.payload(Header::Transport, 2, 2, R0);
-            let rule = rule.equal(R0, &mapping.host_port.to_be_bytes());
-            let rule = rule.immediate(R0, &octets(mapping.to));
-            let rule = rule.immediate(R0 + registers, &mapping.to_port.to_be_bytes());
-            self.rule(CONDITIONAL, &rule.destination_nat(family.number, registers));
-        }
     }
 
     /// Changes the rules of the chain `postrouting` and the sets of exceptions. A set is created before the rule that

@@ -4,6 +4,8 @@
 
 #[path = "tidy/documents.rs"]
 mod documents;
+#[path = "tidy/fault_points.rs"]
+mod fault_points;
 #[path = "tidy/modules.rs"]
 mod modules;
 
@@ -182,6 +184,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-dns",
             "coracle-error-chain",
             "coracle-events",
+            "coracle-fault",
             "coracle-images",
             "coracle-nft",
             "coracle-open-files",

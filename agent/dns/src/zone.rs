@@ -189,7 +189,7 @@ impl Lookup<'_> {
         match owner {
             Owner::Service { name, namespace } => {
                 let endpoints = Endpoints::new(self.tables, &Key::new(namespace, name));
-                match self.tables.get(namespace, name) {
+                match self.tables.named(namespace, name) {
                     Some(service) if !is_headless(service) || endpoints.hosts().next().is_some() => {
                         self.service(service, &endpoints)
                     }
@@ -227,7 +227,7 @@ impl Lookup<'_> {
         name: &str,
         answer: impl FnOnce(&Self, &Service, &Endpoints<'_>) -> Answer,
     ) -> Answer {
-        match self.tables.get(namespace, name) {
+        match self.tables.named(namespace, name) {
             Some(service) => answer(self, service, &Endpoints::new(self.tables, &Key::new(namespace, name))),
             None => absent(),
         }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use coracle_nft::{Attributes, Channel, Element, INET, TableError, Transaction, Verb};
 
-use crate::layout;
+use crate::layout::{self, OwnNode};
 use crate::model::{Model, enforced_key};
 use crate::program::{Changes, Set};
 use crate::rules::{Direction, Tier};
@@ -28,6 +28,7 @@ pub struct Enforcer {
     channel: Channel,
     /// Whether the table in the kernel has the chains of the policies of administrators.
     is_tiered: bool,
+    own_node: OwnNode,
 }
 
 // === impl Enforcer ===
@@ -39,7 +40,13 @@ impl Enforcer {
     /// When the kernel has no nftables.
     pub fn open(table: &str) -> Result<Self, TableError> {
         let channel = Channel::open().map_err(TableError::Socket)?;
-        Ok(Self { table: table.to_owned(), channel, is_tiered: false })
+        Ok(Self { table: table.to_owned(), channel, is_tiered: false, own_node: OwnNode::default() })
+    }
+
+    /// Sets the node whose pods' packets are filtered.
+    #[must_use]
+    pub fn at(self, own_node: OwnNode) -> Self {
+        Self { own_node, ..self }
     }
 
     /// The netlink port that identifies the enforcer's own changes in notifications.
@@ -103,7 +110,7 @@ impl Enforcer {
         let mut transaction = Transaction::new(&table);
         transaction.delete_table();
         transaction.make_table();
-        layout::make(&mut transaction, model.is_tiered());
+        layout::make(&mut transaction, model.is_tiered(), &self.own_node);
         write(&mut transaction, model, changes);
         self.commit(transaction)?;
         self.is_tiered = model.is_tiered();

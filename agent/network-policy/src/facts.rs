@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use coracle_values::label_selector::Labels;
+use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{Node, Pod};
 
 /// The namespace under which nodes are stored. No pod has an empty namespace.
@@ -94,15 +95,20 @@ impl PodFacts {
         })
     }
 
-    /// The facts of a node, with the addresses of its status. Host names are not addresses.
+    /// The facts of a node, with the addresses of its status, and those of its interfaces in the ranges of its pods.
+    /// Host names are not addresses.
     #[must_use]
     pub fn of_node(node: &Node) -> Option<Self> {
         let addresses = node.status.as_ref().and_then(|status| status.addresses.as_ref());
+        let addresses =
+            addresses.into_iter().flatten().filter_map(|address| address.address.parse::<IpAddr>().ok());
+        let ranges = node.spec.as_ref().and_then(|spec| spec.pod_cidrs.as_ref());
+        let ranges = ranges.into_iter().flatten().filter_map(|range| range.parse::<IpNetwork>().ok());
         Some(Self {
             uid: node_uid(node.metadata.name.as_deref()?),
             namespace: NODES.to_owned(),
             labels: Arc::new(node.metadata.labels.clone().unwrap_or_default()),
-            ips: addresses.into_iter().flatten().filter_map(|address| address.address.parse().ok()).collect(),
+            ips: addresses.chain(ranges.flat_map(addresses_in)).collect(),
             created: 0,
             sandbox: 0,
             is_local: false,
@@ -116,6 +122,17 @@ impl PodFacts {
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
+}
+
+/// The addresses of a node in a range of its pods: the overlay's interface has the first address, and the bridge of the
+/// pods the second one. Pods reach the node at these addresses, too.
+fn addresses_in(range: IpNetwork) -> impl Iterator<Item = IpAddr> {
+    let first = range.network();
+    let second = match first {
+        IpAddr::V4(first) => IpAddr::V4(u32::from(first).saturating_add(1).into()),
+        IpAddr::V6(first) => IpAddr::V6(u128::from(first).saturating_add(1).into()),
+    };
+    [first, second].into_iter().filter(move |address| range.contains(*address))
 }
 
 #[cfg(test)]
@@ -134,5 +151,15 @@ mod tests {
         };
         assert!(facts(false).is_some());
         assert_eq!(facts(true), None, "a policy of the pod would restrict its node and other pods there");
+    }
+
+    #[test]
+    fn a_node_has_addresses_in_the_ranges_of_its_pods() {
+        let node = json!({"metadata": {"name": "here"}, "spec": {"podCIDRs": ["10.42.3.0/24", "fd42:0:0:3::/64"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.1"},
+                {"type": "Hostname", "address": "here"}]}});
+        let facts = PodFacts::of_node(&serde_json::from_value(node).unwrap()).unwrap();
+        let ips: Vec<String> = facts.ips.iter().map(ToString::to_string).collect();
+        assert_eq!(ips, ["192.0.2.1", "10.42.3.0", "10.42.3.1", "fd42:0:0:3::", "fd42:0:0:3::1"]);
     }
 }

@@ -15,7 +15,10 @@
 //! with the action Pass gets no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel
 //! validates every path through the chains, and the number of paths would be the product of the numbers of pods and
 //! policies of both tiers. At the end of `egress` and `ingress`, packets of a pod that no NetworkPolicy selects enter
-//! the group of the pod's baseline policies.
+//! the group of the pod's baseline policies. Base chains at the hook `input` filter packets of pods to their own node,
+//! see [`own_node`].
+
+mod own_node;
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -28,6 +31,7 @@ use coracle_nft::{
 use crate::connections::FORBIDDEN;
 use crate::program::{Chain, Line, Lines, Peer, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
+pub use own_node::OwnNode;
 
 /// Tiers and directions of the base chains, in the order of their evaluation. The chain of a direction for the tier
 /// [`Tier::Namespaced`] serves the tier [`Tier::Baseline`], too.
@@ -72,8 +76,8 @@ const GROUPS_V6: (Ipv6Addr, Ipv6Addr) = (
 );
 
 /// Makes the fixed sets, the base chains and their rules. With `is_tiered`, it also makes the sets and chains for
-/// policies of administrators.
-pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
+/// policies of administrators. These also filter packets to the node itself.
+pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool, own_node: &OwnNode) {
     for is_ipv4 in [true, false] {
         make_set(transaction, Set::Enforced(is_ipv4));
     }
@@ -104,6 +108,9 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, is_tiered: bool) {
         if is_tiered {
             add_dispatch(transaction, Tier::Baseline, direction);
         }
+    }
+    if is_tiered {
+        own_node.make(transaction);
     }
 }
 

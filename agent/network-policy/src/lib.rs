@@ -8,7 +8,7 @@
 //! - a pod that a policy selects is in its map before the model returns, so no packet passes without that policy;
 //! - open connections that a change forbids are marked, and the table drops their packets;
 //! - the table stays in the kernel when the agent ends, and is replaced in one transaction after its next start;
-//! - only forwarded packets are filtered: the node always reaches its own pods, and they reach the node.
+//! - the node always reaches its own pods. Only policies of administrators filter packets from a pod to its own node.
 
 mod blocks;
 mod cluster_policy;
@@ -25,4 +25,5 @@ pub use cluster_policy::{ClusterKind, ClusterPolicy, InvalidPolicy};
 pub use connections::{ConnectionCounts, mark_connections};
 pub use enforcer::{Effect, Enforcer};
 pub use facts::PodFacts;
+pub use layout::OwnNode;
 pub use model::Model;

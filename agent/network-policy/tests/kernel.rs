@@ -12,7 +12,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use coracle_network_policy::{
-    ClusterKind, ClusterPolicy, ConnectionCounts, Effect, Enforcer, Model, PodFacts, mark_connections,
+    ClusterKind, ClusterPolicy, ConnectionCounts, Effect, Enforcer, Model, OwnNode, PodFacts,
+    mark_connections,
 };
 use coracle_nft::{Attributes, Channel, Verb, kind_of};
 use coracle_testing::{NamespaceThread, bind_udp, eventually, ip, is_to_be_killed, run_until_killed};
@@ -315,6 +316,88 @@ fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
         assert!(enforcer.must_replace(&model));
         enforcer.replace(&mut model).unwrap();
         assert_eq!(web.reaches(&friend, 7000), [true, true]);
+        enforcer.remove().unwrap();
+    });
+}
+
+/// The socket address in this namespace. A link-local address belongs to the link.
+fn on_link(ip: IpAddr, port: u16, link: &str) -> SocketAddr {
+    match ip {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() => {
+            SocketAddrV6::new(ip, port, 0, nix::net::if_::if_nametoindex(link).unwrap()).into()
+        }
+        ip => SocketAddr::new(ip, port),
+    }
+}
+
+/// Whether a datagram of a pod arrives at this port of the node.
+fn reaches_node(pod: &Pod, ip: IpAddr, port: u16) -> bool {
+    let at_node = bind_udp(on_link(ip, port, "bridge0"));
+    at_node.set_read_timeout(Some(ARRIVAL)).unwrap();
+    pod.thread.within(move || {
+        let any = if ip.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+        UdpSocket::bind(any).unwrap().send_to(b"packet", on_link(ip, port, "eth0")).is_ok()
+    });
+    at_node.recv(&mut [0; 8]).is_ok()
+}
+
+/// Adds a policy of the whole cluster for packets of all pods to all nodes.
+fn put_for_nodes(model: &mut Model, tier: &str, priority: u16, action: &str) {
+    let spec = json!({"tier": tier, "priority": priority, "subject": {"namespaces": {}},
+        "egress": [{"action": action, "to": [{"nodes": {}}]}]});
+    let (kind, name) = (ClusterKind::ClusterNetworkPolicy, format!("{tier}{priority}"));
+    model.put_cluster_policy(ClusterPolicy::parse(kind, &name, &spec).unwrap());
+}
+
+#[test]
+fn policies_of_the_whole_cluster_apply_to_packets_of_a_pod_to_its_own_node() {
+    on_a_bridge(|| {
+        for address in ["10.42.0.1/24 dev bridge0", "10.43.0.10/32 dev lo", "fd42::1/64 dev bridge0 nodad"] {
+            ip(&format!("addr add {address}"));
+        }
+        ip("addr add fe80::1/64 dev bridge0 nodad");
+        let web = Pod::on_the_bridge(2);
+        web.thread.within(|| {
+            ip("addr add fe80::2/64 dev eth0 nodad");
+            ip("route add default via 10.42.0.1");
+        });
+        let addresses: [IpAddr; 4] =
+            ["10.42.0.1", "fd42::1", "10.43.0.10", "fe80::1"].map(|ip| ip.parse().unwrap());
+        let reached = || addresses.map(|ip| reaches_node(&web, ip, 7000));
+        assert_eq!(reached(), [true; 4], "without the table");
+
+        let (mut model, own_node) =
+            (Model::default(), OwnNode { dns: vec![addresses[2]], bridge: Some("bridge0".to_owned()) });
+        let mut enforcer = Enforcer::open("test-policies").unwrap().at(own_node);
+        model.put_namespace("n", [].into());
+        model.put_pod(web.facts("n", "web"));
+        let node = json!({"metadata": {"name": "here"}, "spec": {"podCIDRs": ["10.42.0.0/24", "fd42::/64"]}});
+        model.put_node(&serde_json::from_value(node).unwrap());
+        put_for_nodes(&mut model, "Admin", 5, "Deny");
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(reached(), [false; 4]);
+        assert_eq!([0, 2].map(|at| reaches_node(&web, addresses[at], 53)), [false, true], "only DNS queries");
+
+        let (at_node, pod) = (bind_udp(SocketAddr::new(addresses[0], 7001)), web.ips[0]);
+        at_node.set_read_timeout(Some(ARRIVAL)).unwrap();
+        let in_pod = web.thread.within(move || bind_udp(SocketAddr::new(pod, 7001)));
+        in_pod.set_read_timeout(Some(ARRIVAL)).unwrap();
+        at_node.send_to(b"probe", in_pod.local_addr().unwrap()).unwrap();
+        assert!(in_pod.recv(&mut [0; 8]).is_ok(), "the node probes its pod");
+        in_pod.send_to(b"answer", at_node.local_addr().unwrap()).unwrap();
+        assert!(at_node.recv(&mut [0; 8]).is_ok(), "the pod answers");
+
+        put_for_nodes(&mut model, "Admin", 4, "Accept");
+        put_for_nodes(&mut model, "Baseline", 0, "Deny");
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(reached(), [true, true, false, false], "an accepted packet skips baseline policies");
+        put_for_nodes(&mut model, "Admin", 3, "Pass");
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(reached(), [false; 4], "a baseline policy decides on a passed packet");
+        let none = json!({"podSelector": {}, "policyTypes": ["Egress"]});
+        model.put_policy(&policy("deny", none));
+        enforcer.change(&mut model).unwrap();
+        assert_eq!(reached(), [true, true, false, false], "NetworkPolicies do not apply to the node");
         enforcer.remove().unwrap();
     });
 }

@@ -21,7 +21,7 @@ use rand::SeedableRng as _;
 use rand::rngs::SmallRng;
 use serde_json::{Value, json};
 
-use hosts::Network;
+use hosts::{Network, Sending};
 use world::{
     Changed, Delivery, NAMESPACES, PODS, PORTS, Peer, Policy, Readiness, ServiceSpec, World, cluster_ip,
     external_ip, is_local, namespace_of, node_port, pod_address,
@@ -230,11 +230,14 @@ fn packets_go_where_services_and_policies_send_them_together() {
             if step % CHECK_EVERY != 0 {
                 continue;
             }
-            for _ in 0..PACKETS {
+            let any_packet = |from_port| {
                 let packet = world.packet(&mut random);
-                let permitted = world.permitted(&packet);
-                let may_be_dropped = permitted.contains(&Delivery::Dropped);
-                let delivery = network.send(&packet, from_ports.next().unwrap(), may_be_dropped);
+                let may_be_dropped = world.permitted(&packet).contains(&Delivery::Dropped);
+                Sending { packet, from_port, may_be_dropped }
+            };
+            let packets: Vec<Sending> = from_ports.by_ref().take(PACKETS).map(any_packet).collect();
+            for (Sending { packet, .. }, delivery) in packets.iter().zip(network.send(&packets)) {
+                let permitted = world.permitted(packet);
                 assert!(
                     permitted.contains(&delivery),
                     "after {step} changes: {packet:?}: {delivery:?} instead of {permitted:?} in {world:#?}"

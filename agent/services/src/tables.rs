@@ -23,6 +23,8 @@ pub struct Tables {
     by_endpoint: Claims,
     /// Addresses of this node's pods that are not ready.
     unready: HashSet<IpAddr>,
+    /// Services of an earlier run of which only the names, addresses and ports are known. Empty after the first list.
+    stored_names: HashMap<Key, Arc<Service>>,
     /// The names of all namespaces. `None` before their first list.
     namespaces: Option<HashSet<String>>,
     /// Whether all services were listed once.
@@ -86,6 +88,13 @@ impl Tables {
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<Service>> {
         self.services.get(namespace)?.get(name)
+    }
+
+    /// The service of this name for DNS. Before the first list, it may be a service of which only the name, the
+    /// addresses and the ports are known.
+    #[must_use]
+    pub fn named(&self, namespace: &str, name: &str) -> Option<&Arc<Service>> {
+        self.get(namespace, name).or_else(|| self.stored_names.get(&Key::new(namespace, name)))
     }
 
     /// Whether a namespace is known to exist: it was listed, or it has a service.
@@ -251,6 +260,16 @@ impl Tables {
         }
     }
 
+    /// Adds the stored names of services of an earlier run, unless a list of services was received. The first list
+    /// removes them. Only [`named`](Self::named) returns them: the service proxy cannot serve them, because their
+    /// endpoints are not known.
+    pub fn put_stored_names(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
+        if !self.services_listed {
+            let keyed = all.into_iter().filter_map(|service| Some((key_of(&service.metadata)?, service)));
+            self.stored_names.extend(keyed);
+        }
+    }
+
     /// Adds or replaces stored slices of an earlier run, unless a list of slices was received. The first list replaces them.
     /// Returns the services whose slices changed.
     pub fn put_stored_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
@@ -270,6 +289,7 @@ impl Tables {
     /// Replaces all services. Returns the changed services.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
         self.services_listed = true;
+        self.stored_names = HashMap::new();
         let mut absent: BTreeSet<Key> =
             self.services().filter_map(|service| key_of(&service.metadata)).collect();
         let mut changed = Vec::new();
@@ -407,6 +427,19 @@ mod tests {
         assert_eq!(names(tables.replace_services([service("a", "10.0.0.1")]).iter()), ["b"]);
         tables.put_stored([service("b", "10.0.0.2")]);
         assert!(tables.get("n", "b").is_none());
+    }
+
+    #[test]
+    fn stored_names_are_known_to_dns_until_the_first_list() {
+        let mut tables = Tables::default();
+        tables.put_stored([service("a", "10.0.0.1")]);
+        tables.put_stored_names([service("a", "10.0.0.9"), service("b", "10.0.0.2")]);
+        assert_eq!(tables.named("n", "a"), tables.get("n", "a"), "the stored service has more");
+        assert!(tables.named("n", "b").is_some() && tables.get("n", "b").is_none());
+        assert_eq!(tables.services().count(), 1);
+        tables.replace_services([service("a", "10.0.0.1")]);
+        tables.put_stored_names([service("b", "10.0.0.2")]);
+        assert!(tables.named("n", "b").is_none());
     }
 
     #[test]

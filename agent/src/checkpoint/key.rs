@@ -15,6 +15,8 @@ pub(crate) enum Kind {
     Secret,
     /// The services of one namespace.
     Services,
+    /// The names, addresses and ports of the services of one namespace, for cluster DNS.
+    ServiceNames,
     /// The EndpointSlices of one namespace.
     Slices,
     /// A service-account token of one pod.
@@ -34,11 +36,12 @@ pub(crate) struct Key {
 
 impl Kind {
     /// All kinds.
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::Pod,
         Self::ConfigMap,
         Self::Secret,
         Self::Services,
+        Self::ServiceNames,
         Self::Slices,
         Self::Token,
         Self::RuntimeClass,
@@ -51,6 +54,7 @@ impl Kind {
             Self::ConfigMap => "configmaps",
             Self::Secret => "secrets",
             Self::Services => "services",
+            Self::ServiceNames => "servicenames",
             Self::Slices => "slices",
             Self::Token => "tokens",
             Self::RuntimeClass => "runtimeclasses",
@@ -59,7 +63,7 @@ impl Kind {
 
     /// Whether records of this kind belong to pods and are removed with them.
     pub(crate) fn is_owned(self) -> bool {
-        self != Self::Pod
+        !matches!(self, Self::Pod | Self::ServiceNames)
     }
 }
 
@@ -88,6 +92,11 @@ impl Key {
     /// The record of a namespace's services.
     pub(crate) fn services(namespace: &str) -> Self {
         Self::new(Kind::Services, namespace)
+    }
+
+    /// The record of the names of a namespace's services.
+    pub(crate) fn service_names(namespace: &str) -> Self {
+        Self::new(Kind::ServiceNames, namespace)
     }
 
     /// The record of a namespace's EndpointSlices.

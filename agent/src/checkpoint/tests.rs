@@ -43,6 +43,32 @@ fn a_value_is_encrypted_and_read_back_after_a_restart() {
 }
 
 #[test]
+fn records_of_a_killed_agent_have_the_old_or_the_new_value() {
+    const TEST: &str = "checkpoint::tests::records_of_a_killed_agent_have_the_old_or_the_new_value";
+    let put = |dir: &Path, value: i32| {
+        let checkpoint = open(dir);
+        ["a", "b"].iter().for_each(|uid| checkpoint.put(Key::pod(uid), &value));
+        assert!(!checkpoint.flush());
+    };
+    if let Some(dir) = coracle_testing::killed_dir() {
+        return put(&dir, 2);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    for (point, left) in
+        [("record.written", [1, 1]), ("record.replaced:1", [1, 2]), ("record.replaced:2", [2, 2])]
+    {
+        put(dir.path(), 1);
+        coracle_testing::run_until_killed_in(TEST, point, dir.path());
+        let mut found = open(dir.path()).all::<i32>(Kind::Pod);
+        found.sort_unstable();
+        assert_eq!(found, left, "{point}");
+        put(dir.path(), 3);
+        assert_eq!(open(dir.path()).all::<i32>(Kind::Pod), [3, 3]);
+        assert_eq!(all_files(dir.path()).len(), 2, "temporary files are removed");
+    }
+}
+
+#[test]
 fn an_unchanged_value_is_not_written_again_even_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let key = Key::pod("u");

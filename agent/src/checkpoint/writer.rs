@@ -98,13 +98,19 @@ impl Checkpoint {
             for (key, change) in part {
                 match self.begin(key, change) {
                     Ok(None) => done.push((key, change)),
-                    Ok(Some(record)) => new.push((key, change, record)),
+                    Ok(Some(record)) => {
+                        coracle_fault::point("record.written");
+                        new.push((key, change, record));
+                    }
                     Err(failure) => error = Some(failure),
                 }
             }
             for (key, change, record) in new {
                 match record.replace() {
-                    Ok(()) => done.push((key, change)),
+                    Ok(()) => {
+                        coracle_fault::point("record.replaced");
+                        done.push((key, change));
+                    }
                     Err(failure) => error = Some(failure),
                 }
             }

@@ -128,6 +128,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
             policies: crate::settings::policy_table(&node.nft_table),
         },
         network_policy_table: node.network_policy_table.clone(),
+        bridge: node.bridge.clone(),
         dns: dns_config(node),
         cluster_domain: node.dns.domain.clone(),
         register_node: node.register,

@@ -4,6 +4,8 @@
 //! After a boot the pods of this node have other addresses. So the record of a slice names the pods of this node among
 //! its endpoints. When the record is used, these endpoints get the current addresses of the pods.
 
+mod names;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -33,7 +35,7 @@ pub(super) struct StoredSlice {
     pods: BTreeMap<IpAddr, String>,
 }
 
-/// Namespaces with changed slices that are not stored yet.
+/// Namespaces with changes that are not stored yet.
 #[derive(Default)]
 pub(super) struct Unsaved {
     namespaces: Mutex<BTreeSet<String>>,
@@ -76,7 +78,7 @@ impl StoredSlice {
 // === impl Unsaved ===
 
 impl Unsaved {
-    fn add(&self, namespaces: impl IntoIterator<Item = String>) {
+    pub(super) fn add(&self, namespaces: impl IntoIterator<Item = String>) {
         let mut all = self.namespaces.lock().unwrap_or_else(PoisonError::into_inner);
         let before = all.len();
         all.extend(namespaces);
@@ -108,6 +110,7 @@ impl ServiceCache {
         if let Err(error) = std::fs::write(&mark, "") {
             tracing::warn!(%error, mark = %mark.display(), "cannot mark the table of stored services");
         }
+        coracle_fault::point("services.stored-marked");
         // The first lists may have been received since the caller's decision.
         if self.read(Tables::is_complete) {
             self.end_stored();
@@ -121,6 +124,7 @@ impl ServiceCache {
         if let Err(error) = coracle_tree::remove_file(&mark) {
             tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
         }
+        coracle_fault::point("services.stored-unmarked");
     }
 
     /// Stores the changed slices that are not stored yet. Blocks.

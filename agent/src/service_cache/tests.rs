@@ -210,6 +210,23 @@ async fn stored_services_replace_no_table_with_all_services() {
     assert!(next.take_stored(false) && !next.take_stored(true), "the table gets all services");
 }
 
+#[tokio::test]
+async fn the_next_agent_knows_whether_a_killed_one_used_stored_services() {
+    const TEST: &str = "service_cache::tests::the_next_agent_knows_whether_a_killed_one_used_stored_services";
+    if let Some(dir) = coracle_testing::killed_dir() {
+        let cache = cache(&dir);
+        assert!(cache.take_stored(false));
+        list(&cache, Vec::new());
+        list_slices(&cache, Vec::new());
+        return cache.end_stored();
+    }
+    for (point, is_replaced) in [("services.stored-marked", true), ("services.stored-unmarked", false)] {
+        let dir = tempfile::tempdir().unwrap();
+        coracle_testing::run_until_killed_in(TEST, point, dir.path());
+        assert_eq!(cache(dir.path()).take_stored(true), is_replaced, "the table after {point}");
+    }
+}
+
 #[test]
 fn stored_services_have_what_the_proxy_reads() {
     let whole = json!({"metadata": {"namespace": "ns", "name": "a", "uid": "u",
@@ -238,7 +255,7 @@ async fn a_burst_of_changes_is_stored_once_and_only_where_pods_are() {
     list(&cache, Vec::new());
     let storing = tokio::spawn({
         let cache = cache.clone();
-        async move { cache.store().await }
+        async move { cache.store(false).await }
     });
     for number in 0..100 {
         cache.apply_event(Event::Apply(service("ns", &format!("s{number}"), "10.0.0.1")), &mut Vec::new());
@@ -361,4 +378,54 @@ async fn cluster_dns_counts_changes_of_endpoints_by_the_kind_of_their_service() 
         let line = format!("{name}{{service_kind=\"{kind}\"}} {count}");
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_a_restart_dns_knows_the_names_of_all_services() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = cache(dir.path());
+    list(&first, vec![service("ns", "a", "10.0.0.2"), service("z", "far", "10.0.0.9")]);
+    first.store_all_names();
+    assert!(!first.shared.checkpoint.flush());
+    let next = cache(dir.path());
+    next.shared.health.failed();
+    next.use_stored().await;
+    let address = |cache: &ServiceCache| {
+        cache.read(|tables| tables.named("z", "far").and_then(|service| service.spec.clone()?.cluster_ip))
+    };
+    assert_eq!(address(&next).as_deref(), Some("10.0.0.9"));
+    assert!(next.of("z").is_empty(), "the service proxy does not know its endpoints");
+    list(&next, vec![service("ns", "a", "10.0.0.2")]);
+    assert_eq!(address(&next), None, "the list is newer");
+    next.store_all_names();
+    assert!(!next.shared.checkpoint.flush());
+    let stored: Vec<Vec<Service>> = next.shared.checkpoint.all(Kind::ServiceNames);
+    assert_eq!(stored.len(), 1, "the record of a namespace without services is removed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn names_of_services_are_written_only_if_they_change() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let of_port = |port: u16| {
+        let mut service = service("z", "far", "10.0.0.9");
+        let port = json!({"port": port, "targetPort": port, "nodePort": 30_000});
+        service.spec.as_mut().unwrap().ports = Some(vec![serde_json::from_value(port).unwrap()]);
+        service
+    };
+    // Each record is encrypted with another nonce, so two writes of the same content differ.
+    let written = |service: Service| {
+        list(&cache, vec![service]);
+        cache.store_all_names();
+        assert!(!cache.shared.checkpoint.flush());
+        let files = std::fs::read_dir(dir.path().join("agent/checkpoint/servicenames")).unwrap();
+        let all: Vec<_> = files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect();
+        assert_eq!(all.len(), 1);
+        all
+    };
+    let before = written(of_port(80));
+    let mut selecting = of_port(80);
+    selecting.spec.as_mut().unwrap().selector = Some([("app".to_owned(), "web".to_owned())].into());
+    assert_eq!(written(selecting), before);
+    assert_ne!(written(of_port(81)), before);
 }

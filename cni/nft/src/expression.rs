@@ -268,6 +268,22 @@ impl Rule {
         self.state().unequal(R0, &0u32.to_ne_bytes())
     }
 
+    /// Matches errors and other packets that relate to a connection (`ct state related`).
+    #[must_use]
+    pub fn related(self) -> Self {
+        const RELATED: u32 = 0x4;
+        self.state_of(RELATED).unequal(R0, &0u32.to_ne_bytes())
+    }
+
+    /// Matches replies: packets to the client of their connection (`ct direction reply`).
+    #[must_use]
+    pub fn replies(self) -> Self {
+        const DIRECTION: u32 = 1;
+        const REPLY: u8 = 1;
+        let rule = self.push("ct", Attributes::default().number(1, R0).number(2, DIRECTION));
+        rule.equal(R0, &[REPLY])
+    }
+
     /// Matches packets of connections whose mark has one of the bits (`ct mark`).
     #[must_use]
     pub fn connection_marked(self, bits: u32) -> Self {

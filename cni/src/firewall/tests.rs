@@ -333,3 +333,29 @@ fn the_table_is_changed_by_differences_and_equals_a_new_table() {
         }
     });
 }
+
+#[test]
+fn ports_with_conditions_have_a_chain_each() {
+    in_new_namespace(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let firewall = Firewall::open("t", dir.path(), false).unwrap();
+        let conditional = |id: &str, number: u16, link: &str| {
+            let subject = crate::port_condition::Subject::By(link.to_owned());
+            let conditions = [vec![Condition { subject, negated: false }], Vec::new()];
+            Claim { conditions, ..claim(id, vec![port(None, number)]) }
+        };
+        let has = |text: &str| listed("t").contains(text);
+        firewall.put(&conditional("a", 1, "eth0")).unwrap();
+        firewall.put(&conditional("b", 2, "eth1")).unwrap();
+        assert!(
+            has("tcp . 1 : goto conditional-6-1") && has("tcp . 2 : goto conditional-6-2"),
+            "{}",
+            listed("t")
+        );
+        assert!(has("\"eth0\"") && has("\"eth1\""), "{}", listed("t"));
+        firewall.put(&conditional("b", 2, "eth2")).unwrap();
+        assert!(has("\"eth0\"") && has("\"eth2\"") && !has("\"eth1\""), "{}", listed("t"));
+        firewall.remove(&claim("a", Vec::new())).unwrap();
+        assert!(!has("conditional-6-1") && has("conditional-6-2"), "{}", listed("t"));
+    });
+}

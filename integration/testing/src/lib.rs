@@ -21,7 +21,7 @@ mod udp;
 
 pub use corpus::{corpus, replay_corpus};
 pub use criu::CRIU_STAND_IN;
-pub use killed::{is_to_be_killed, run_until_killed};
+pub use killed::{is_to_be_killed, killed_dir, run_until_killed, run_until_killed_in};
 pub use namespace::{NamespaceThread, in_new_namespace, in_new_namespace_async};
 pub use poll::{Outcome, eventually, eventually_async, until, until_yielding, within, within_async};
 pub use program::{ip, run};

@@ -76,6 +76,31 @@ fn known_services_have_their_cluster_ips_before_the_first_lists() {
 }
 
 #[test]
+fn stored_names_have_answers_before_the_first_lists() {
+    let mut stored = Tables::default();
+    stored.put_stored_names(tables().services().cloned().collect::<Vec<_>>());
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(stored)), Vec::new()).unwrap();
+    let ask = |name: &str, kind| {
+        let name = format!("{name}.ns.svc.cluster.local.");
+        let answer = zone.answer(&Name::from_ascii(name).unwrap(), kind).unwrap();
+        (answer.code, answer.records.len())
+    };
+    for (name, kind, count) in [
+        ("web", RecordType::A, 1),
+        ("web", RecordType::AAAA, 1),
+        ("web", RecordType::SRV, 1),
+        ("_http._tcp.web", RecordType::SRV, 1),
+        ("away", RecordType::A, 1),
+    ] {
+        assert_eq!(ask(name, kind), (ResponseCode::NoError, count), "{name} {kind}");
+    }
+    // The endpoints of headless services are unknown.
+    for unknown in ["db", "db-0.db", "_other._tcp.web", "other"] {
+        assert_eq!(ask(unknown, RecordType::A), (ResponseCode::ServFail, 0), "{unknown}");
+    }
+}
+
+#[test]
 fn known_endpoints_have_addresses_before_the_first_lists() {
     let (all, mut stored) = (tables(), Tables::default());
     stored.put_stored(all.services().cloned().collect::<Vec<_>>());

@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
-use crate::conntrack::tracked;
+use crate::conntrack::{Connection, tracked};
 
 /// Milliseconds for an expected rejection to reach its socket.
 const REJECTION: u16 = 2_000;
@@ -174,7 +174,7 @@ impl Packet {
         loop {
             let (socket, port) = self.socket();
             // A port whose earlier connection still has a conntrack entry is not used.
-            if tracked(port, self.to).is_none() {
+            if tracked(&[Connection { from: port, to: self.to }]).is_empty() {
                 return self.send_from(&socket, port, expects_rejection);
             }
         }
@@ -205,7 +205,8 @@ impl Packet {
                 return Delivery::Rejected;
             }
         }
-        if let Some(target) = tracked(port, self.to) {
+        let entry = tracked(&[Connection { from: port, to: self.to }]).into_values().next();
+        if let Some(target) = entry {
             return Delivery::Sent(target);
         }
         if !self.is_udp {

@@ -1,23 +1,40 @@
 //! Network namespaces with the addresses of pods and of a host outside of the cluster. They send the packets of the
 //! test.
 
+use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::AsFd as _;
 
 use coracle_testing::{NamespaceThread, bind_udp, ip};
-use nix::poll::{PollFd, PollFlags, poll};
+use nix::poll::poll;
 
-use crate::conntrack::tracked;
+use crate::conntrack::{Connection, tracked};
 use crate::world::{Delivery, LOCAL_PODS, NODE, NODE_OUTSIDE, OUTSIDE, Packet, Source, pod_address};
 
-/// Milliseconds between two checks of the delivery of a packet.
+/// Milliseconds between two checks of the deliveries of packets.
 const INTERVAL: u16 = 5;
 /// Maximum number of checks for a packet that must be delivered.
 const LOOKS: usize = 2_000;
 /// Number of checks for a packet that may be dropped. A later delivery is missed. So a slow machine can hide a fault,
 /// but cannot fail the test.
 const LOOKS_IF_DROPPED: usize = 4;
+
+/// A packet, and the port from which it is sent. Each packet of the test has another port.
+pub(crate) struct Sending {
+    pub(crate) packet: Packet,
+    pub(crate) from_port: u16,
+    pub(crate) may_be_dropped: bool,
+}
+
+/// A packet that was sent.
+struct Observed {
+    socket: UdpSocket,
+    connection: Connection,
+    is_refused: bool,
+    may_be_dropped: bool,
+    /// `None` while it is not known.
+    delivery: Option<Delivery>,
+}
 
 /// The hosts of the network. The thread that makes the network is in the namespace of the node.
 pub(crate) struct Network {
@@ -79,30 +96,55 @@ impl Network {
         Self { pods, outside }
     }
 
-    /// Sends a packet from this port. Each packet of the test has another port. Returns the delivery of the packet.
-    pub(crate) fn send(&self, packet: &Packet, from_port: u16, may_be_dropped: bool) -> Delivery {
-        let to = packet.address();
+    /// Sends packets, and returns their deliveries in the same order. The packets are observed together: each look at
+    /// the kernel's connections takes milliseconds.
+    pub(crate) fn send(&self, packets: &[Sending]) -> Vec<Delivery> {
+        let mut observed: Vec<Observed> = packets.iter().map(|sending| self.begin(sending)).collect();
+        for look in 1..=LOOKS {
+            // Waits, because the call has no descriptor.
+            poll(&mut [], INTERVAL).unwrap();
+            observed.iter_mut().for_each(Observed::read_error);
+            let open = observed.iter().filter(|packet| packet.delivery.is_none());
+            let open: Vec<Connection> = open.map(|packet| packet.connection).collect();
+            if open.is_empty() {
+                break;
+            }
+            let entries = tracked(&open);
+            observed.iter_mut().for_each(|packet| packet.look(&entries, look));
+        }
+        observed.into_iter().map(|packet| packet.delivery.unwrap_or(Delivery::Dropped)).collect()
+    }
+
+    fn begin(&self, sending: &Sending) -> Observed {
+        let (to, from_port) = (sending.packet.address(), sending.from_port);
         let begin = move || begin(to, from_port);
-        let (socket, mut is_refused) = match packet.from {
+        let (socket, is_refused) = match sending.packet.from {
             Source::Node => begin(),
             Source::Pod(pod) => self.pods[usize::from(pod) - 1].within(begin),
             Source::Outside => self.outside.within(begin),
         };
-        let looks = if may_be_dropped { LOOKS_IF_DROPPED } else { LOOKS };
-        for _ in 0..looks {
-            // poll(2) also reports errors that are not requested.
-            poll(&mut [PollFd::new(socket.as_fd(), PollFlags::empty())], INTERVAL).unwrap();
-            let error = socket.take_error().unwrap();
-            is_refused |= error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
-            // An endpoint without a listener refuses the packet, too. So the conntrack entry is checked first.
-            if let Some(target) = tracked(from_port, to) {
-                return Delivery::Sent(target);
-            }
-            if is_refused {
-                return Delivery::Rejected;
-            }
-        }
-        Delivery::Dropped
+        let connection = Connection { from: from_port, to };
+        Observed { socket, connection, is_refused, may_be_dropped: sending.may_be_dropped, delivery: None }
+    }
+}
+
+// === impl Observed ===
+
+impl Observed {
+    fn read_error(&mut self) {
+        let error = self.socket.take_error().unwrap();
+        self.is_refused |= error.is_some_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    }
+
+    /// Decides on the delivery, if it is known. The entries are newer than the errors of the sockets: an endpoint
+    /// without a listener refuses the packet, too, but it has an entry.
+    fn look(&mut self, entries: &HashMap<Connection, SocketAddr>, look: usize) {
+        let is_lost = self.may_be_dropped && look >= LOOKS_IF_DROPPED;
+        self.delivery = self.delivery.or(match entries.get(&self.connection) {
+            Some(target) => Some(Delivery::Sent(*target)),
+            None if self.is_refused => Some(Delivery::Rejected),
+            None => is_lost.then_some(Delivery::Dropped),
+        });
     }
 }
 

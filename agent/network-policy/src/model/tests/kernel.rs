@@ -1,8 +1,7 @@
 //! After random changes and foreign flushes, the kernel's table equals a table that is written anew. Random packets
 //! between namespaces on one bridge have the verdict of the policies.
 
-use std::net::SocketAddr;
-use std::time::Duration;
+use std::net::{SocketAddr, UdpSocket};
 
 use coracle_testing::{NamespaceThread, bind_udp, in_new_namespace, ip, run};
 use nix::sched::{CloneFlags, unshare};
@@ -16,17 +15,28 @@ const TABLE: &str = "test-policies";
 /// Number of the pods of random changes. Each has a namespace.
 const PODS: u8 = 6;
 const PORTS: [u16; 3] = [80, 81, 8080];
-/// Maximum packets that are sent until one arrives, if an arrival is expected. The first packets are lost while a new
-/// link is not up.
+/// Maximum number of times that a packet is sent until it arrives, if its arrival is expected. The first packets are
+/// lost while a new link is not up.
 const TRIES: usize = 20;
-/// Maximum wait for each of these packets.
-const ARRIVAL: Duration = Duration::from_millis(500);
-/// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
-/// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
-const QUIET: Duration = Duration::from_millis(20);
+/// Maximum wait after each of these times, and the time between two looks, in milliseconds.
+const ARRIVAL: u16 = 500;
+const LOOK: u16 = 5;
+/// Wait for packets that must not arrive, in milliseconds. Usually they have arrived when the call that sends them
+/// returns. A packet that arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
+const QUIET: u16 = 20;
 
-/// A network namespace with the addresses of a pod.
-struct Host(NamespaceThread);
+/// The namespaces of the pods, and a socket for each address and port of a pod.
+struct Hosts {
+    threads: Vec<NamespaceThread>,
+    receivers: Vec<(SocketAddr, UdpSocket)>,
+}
+
+/// A packet with its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Sent {
+    from: SocketAddr,
+    to: SocketAddr,
+}
 
 /// A packet between two pods.
 #[derive(Clone, Copy, Debug)]
@@ -52,35 +62,83 @@ fn on_a_bridge(test: impl FnOnce() + Send + 'static) {
     });
 }
 
-// === impl Host ===
+/// Makes the namespace of a pod, with a port of the bridge.
+fn host(number: u8) -> NamespaceThread {
+    let thread = NamespaceThread::start();
+    ip(&format!("link add pod{number} type veth peer name eth0 netns {}", thread.netns().display()));
+    ip(&format!("link set pod{number} master bridge0 up"));
+    thread.within(move || {
+        ip("link set lo up");
+        ip("link set eth0 up");
+        ip(&format!("addr add {}/24 dev eth0", address(number, true)));
+        ip(&format!("addr add {}/64 dev eth0 nodad", address(number, false)));
+    });
+    thread
+}
 
-impl Host {
-    fn on_the_bridge(number: u8) -> Self {
-        let thread = NamespaceThread::start();
-        ip(&format!("link add pod{number} type veth peer name eth0 netns {}", thread.netns().display()));
-        ip(&format!("link set pod{number} master bridge0 up"));
-        thread.within(move || {
-            ip("link set lo up");
-            ip("link set eth0 up");
-            ip(&format!("addr add {}/24 dev eth0", address(number, true)));
-            ip(&format!("addr add {}/64 dev eth0 nodad", address(number, false)));
-        });
-        Self(thread)
+/// The sockets of a pod, in its namespace.
+fn receivers(number: u8) -> Vec<(SocketAddr, UdpSocket)> {
+    let ends = [true, false].into_iter().flat_map(|is_ipv4| PORTS.map(|port| (is_ipv4, port)));
+    let bind = |(is_ipv4, port)| {
+        let to = SocketAddr::new(address(number, is_ipv4), port);
+        let socket = bind_udp(to);
+        socket.set_nonblocking(true).unwrap();
+        (to, socket)
+    };
+    ends.map(bind).collect()
+}
+
+fn wait(milliseconds: u16) {
+    // The call has no descriptor.
+    nix::poll::poll(&mut [], milliseconds).unwrap();
+}
+
+// === impl Hosts ===
+
+impl Hosts {
+    fn on_the_bridge() -> Self {
+        let threads: Vec<NamespaceThread> = (1..=PODS).map(host).collect();
+        let bound = (1..=PODS).zip(&threads).flat_map(|(pod, thread)| thread.within(move || receivers(pod)));
+        let receivers = bound.collect();
+        Self { threads, receivers }
     }
 
-    /// Whether packets from this port arrive at another pod. `is_expected` is whether they should.
-    fn reaches(&self, other: &Self, packet: Packet, from_port: u16, is_expected: bool) -> bool {
-        let (from, to) = (SocketAddr::new(packet.from, from_port), SocketAddr::new(packet.to, packet.port));
-        let (wait, tries) = if is_expected { (ARRIVAL, TRIES) } else { (QUIET, 1) };
-        let receiver = other.0.within(move || {
-            let socket = bind_udp(to);
-            socket.set_read_timeout(Some(wait)).unwrap();
-            socket
-        });
-        (0..tries).any(|_| {
-            self.0.within(move || drop(bind_udp(from).send_to(b"packet", to)));
-            receiver.recv(&mut [0; 8]).is_ok()
-        })
+    fn send(&self, packet: Sent) {
+        let Sent { from, to } = packet;
+        let of_sender = (1..).zip(&self.threads).find(|(pod, _)| address(*pod, from.is_ipv4()) == from.ip());
+        let (_, thread) = of_sender.unwrap();
+        thread.within(move || drop(bind_udp(from).send_to(b"packet", to)));
+    }
+
+    /// Adds the packets that have arrived.
+    fn receive(&self, arrived: &mut BTreeSet<Sent>) {
+        for (to, socket) in &self.receivers {
+            while let Ok((_, from)) = socket.recv_from(&mut [0; 8]) {
+                arrived.insert(Sent { from, to: *to });
+            }
+        }
+    }
+
+    /// Sends packets together, and returns those that arrive. `expected` are those that should arrive.
+    fn arrivals(&self, packets: &BTreeSet<Sent>, expected: &BTreeSet<Sent>) -> BTreeSet<Sent> {
+        let mut arrived = BTreeSet::new();
+        packets.iter().for_each(|packet| self.send(*packet));
+        for _ in 0..TRIES {
+            for _ in 0..ARRIVAL / LOOK {
+                self.receive(&mut arrived);
+                if expected.is_subset(&arrived) {
+                    break;
+                }
+                wait(LOOK);
+            }
+            if expected.is_subset(&arrived) {
+                break;
+            }
+            expected.difference(&arrived).for_each(|packet| self.send(*packet));
+        }
+        wait(QUIET);
+        self.receive(&mut arrived);
+        arrived
     }
 }
 
@@ -141,8 +199,7 @@ fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
     const FLUSH_EVERY: usize = 40;
     const PACKETS: usize = 24;
     on_a_bridge(|| {
-        let hosts: Vec<Host> = (1..=PODS).map(Host::on_the_bridge).collect();
-        let host = |number: u8| &hosts[usize::from(number) - 1];
+        let hosts = Hosts::on_the_bridge();
         let mut random = TestRunner::deterministic();
         let (any_change, any_datagram) = (any_change(), any_datagram());
         let (mut model, mut cluster) = (Model::default(), Cluster::default());
@@ -167,15 +224,18 @@ fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
             }
             assert!(enforcer.is_intact().unwrap());
             assert_eq!(table(), written_anew(&mut model), "after {step} changes");
-            for _ in 0..PACKETS {
+            let (mut packets, mut expected) = (BTreeSet::new(), BTreeSet::new());
+            for from_port in from_ports.by_ref().take(PACKETS) {
                 let Datagram { from, to, is_ipv4, port } =
                     any_datagram.new_tree(&mut random).unwrap().current();
-                let (source, target) = (address(from, is_ipv4), address(to, is_ipv4));
-                let packet = Packet { from: source, to: target, protocol: UDP, port };
-                let is_allowed = cluster.allows(packet);
-                let arrives = host(from).reaches(host(to), packet, from_ports.next().unwrap(), is_allowed);
-                assert_eq!(arrives, is_allowed, "after {step} changes: {packet:?}");
+                let (from, to) = (address(from, is_ipv4), address(to, is_ipv4));
+                let sent = Sent { from: SocketAddr::new(from, from_port), to: SocketAddr::new(to, port) };
+                packets.insert(sent);
+                if cluster.allows(Packet { from, to, protocol: UDP, port }) {
+                    expected.insert(sent);
+                }
             }
+            assert_eq!(hosts.arrivals(&packets, &expected), expected, "after {step} changes");
         }
         enforcer.remove().unwrap();
     });
