@@ -1,8 +1,9 @@
 //! Size limits of volumes by project quotas. The file system must support them: ext4 or XFS, mounted with `prjquota`.
 //! All `emptyDir` volumes have one project, [`EMPTY_DIRS`]. Each local volume has a project of its own.
 //!
-//! The directory of a local volume has a project id, which new files in it inherit. The inode stores the id, so no other
-//! record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no effect.
+//! The directory of a local volume has a project id, which new files in it inherit. The inode stores the id, so no
+//! other record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no
+//! effect.
 //!
 //! A container may change the ids of its own files and directories. So the agent accepts the id of a directory only if it
 //! is one of the [`ATTEMPTS`] ids that follow from the volume's name. Otherwise a container could make the agent change the

@@ -1,5 +1,5 @@
-//! One limit for all `emptyDir` volumes on the disk of the node, by a project quota. So pods cannot fill the disk, which
-//! is often also the disk of the store.
+//! One limit for all `emptyDir` volumes on the disk of the node, by a project quota. So pods cannot fill the disk,
+//! which is often also the disk of the store.
 //!
 //! The limit is the usage of these volumes plus the free space of the disk without a [`Reserve`]. Writes to the volumes
 //! move space from one part of this sum to the other, so they do not change the limit. Only other programs change it,
@@ -9,8 +9,8 @@
 //! for a program that exceeds the `sizeLimit` for a short time. As in the kubelet, whose project quotas only measure
 //! (`AssignQuota`), a pod above its `sizeLimit` is evicted.
 //!
-//! The reserve is smaller than the eviction threshold. So volumes that reach the limit cause disk pressure, and a pod is
-//! evicted. Until then writes to all volumes fail, as on a full disk.
+//! The reserve is smaller than the eviction threshold. So volumes that reach the limit cause disk pressure, and a pod
+//! is evicted. Until then writes to all volumes fail, as on a full disk.
 
 use std::fs::File;
 use std::io;
@@ -87,8 +87,8 @@ impl EmptyDirQuota {
         project_quota::join(File::open(volume)?.as_fd(), EMPTY_DIRS)
     }
 
-    /// Opens the directory of the pods. It is in no project itself, so its file system shows the free space of the whole
-    /// disk. None if there is no limit.
+    /// Opens the directory of the pods. It is in no project itself, so its file system shows the free space of the
+    /// whole disk. None if there is no limit.
     fn base(&self) -> io::Result<Option<File>> {
         if !self.is_enforced {
             return Ok(None);
@@ -97,8 +97,8 @@ impl EmptyDirQuota {
         Ok(Some(base).filter(|base| project_quota::is_enforced(base.as_fd())))
     }
 
-    /// Sets the limit. The usage was read before the call. If volumes have grown since then, the limit is too small until
-    /// the next call, but never too large.
+    /// Sets the limit. The usage was read before the call. If volumes have grown since then, the limit is too small
+    /// until the next call, but never too large.
     fn set(&self, base: BorrowedFd<'_>, used: Usage) -> io::Result<()> {
         let levels = DiskLevels::of(&fstatvfs(base)?);
         let wanted = limits(used, levels, Reserve::of(levels, &self.thresholds));
