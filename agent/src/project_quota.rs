@@ -1,8 +1,9 @@
-//! Size limits of local volumes by project quotas. The file system must support them: ext4 or XFS, mounted with
-//! `prjquota`.
+//! Size limits of volumes by project quotas. The file system must support them: ext4 or XFS, mounted with `prjquota`.
+//! All `emptyDir` volumes have one project, [`EMPTY_DIRS`]. Each local volume has a project of its own.
 //!
-//! The directory of a volume has a project id, which new files in it inherit. The inode stores the id, so no other
-//! record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no effect.
+//! The directory of a local volume has a project id, which new files in it inherit. The inode stores the id, so no
+//! other record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no
+//! effect.
 //!
 //! A container may change the ids of its own files and directories. So the agent accepts the id of a directory only if it
 //! is one of the [`ATTEMPTS`] ids that follow from the volume's name. Otherwise a container could make the agent change the
@@ -21,10 +22,12 @@ use sha2::{Digest, Sha256};
 const FIRST: u32 = 1 << 30;
 /// Number of project ids for volumes.
 const COUNT: u32 = 1 << 20;
+/// The project of all `emptyDir` volumes. It is none of the ids of local volumes.
+pub(crate) const EMPTY_DIRS: u32 = FIRST + COUNT;
 /// Ids that a volume can have: they follow from its name.
 const ATTEMPTS: u32 = 64;
 /// Unit of limits in bytes (`QIF_DQBLKSIZE`).
-const BLOCK: u64 = 1024;
+pub(crate) const BLOCK: u64 = 1024;
 
 // <linux/quota.h>, <linux/dqblk_xfs.h>
 const PROJECT: libc::c_int = 2;
@@ -34,6 +37,7 @@ const GET_STATE: libc::c_int = 0x5805;
 /// `SYS_quotactl_fd`, which `libc` does not have for all architectures. The number is the same on all.
 const QUOTACTL_FD: libc::c_long = 443;
 const VALID_BLOCK_LIMITS: u32 = 1;
+const VALID_INODE_LIMITS: u32 = 4;
 /// `FS_QUOTA_PDQ_ENFD`: limits of projects are enforced.
 const ENFORCED: u16 = 1 << 5;
 /// `FS_XFLAG_PROJINHERIT`
@@ -116,6 +120,11 @@ pub(crate) fn resize(dir: BorrowedFd<'_>, name: &str, bytes: u64) -> io::Result<
     }
 }
 
+/// Puts an empty directory into a project. A directory that has inherited a project of the administrator stays in it.
+pub(crate) fn join(dir: BorrowedFd<'_>, id: u32) -> io::Result<()> {
+    if attributes(dir)?.project == 0 { set_project(dir, id) } else { Ok(()) }
+}
+
 /// The project id of a volume's directory. `None` if it has no id, or an id of another volume.
 pub(crate) fn project(dir: BorrowedFd<'_>, name: &str) -> io::Result<Option<u32>> {
     let id = attributes(dir)?.project;
@@ -137,9 +146,21 @@ pub(crate) fn release_id(base: BorrowedFd<'_>, id: u32) -> io::Result<()> {
 /// Usage and limit of a project.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
+    pub(crate) bytes: u64,
     pub(crate) inodes: u64,
     /// Bytes; 0 means no limit.
     pub(crate) limit: u64,
+    /// Inodes; 0 means no limit.
+    pub(crate) inode_limit: u64,
+}
+
+/// Limits of a project.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    /// 0 means no limit.
+    pub(crate) bytes: u64,
+    /// 0 means no limit. None keeps the limit of the project.
+    pub(crate) inodes: Option<u64>,
 }
 
 /// Usage and limit of a project.
@@ -148,9 +169,12 @@ pub(crate) fn usage(dir: BorrowedFd<'_>, id: u32) -> io::Result<Usage> {
     let mut found: libc::dqblk = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a `struct if_dqblk`, which is `libc::dqblk`.
     match unsafe { quota(dir, GET_QUOTA, id, (&raw mut found).cast()) } {
-        Ok(()) => {
-            Ok(Usage { inodes: found.dqb_curinodes, limit: found.dqb_bhardlimit.saturating_mul(BLOCK) })
-        }
+        Ok(()) => Ok(Usage {
+            bytes: found.dqb_curspace,
+            inodes: found.dqb_curinodes,
+            limit: found.dqb_bhardlimit.saturating_mul(BLOCK),
+            inode_limit: found.dqb_ihardlimit,
+        }),
         // XFS has no entry for an unused id.
         Err(Errno::ENOENT) => Ok(Usage::default()),
         Err(errno) => Err(errno.into()),
@@ -158,10 +182,19 @@ pub(crate) fn usage(dir: BorrowedFd<'_>, id: u32) -> io::Result<Usage> {
 }
 
 fn limit(dir: BorrowedFd<'_>, id: u32, bytes: u64) -> io::Result<()> {
+    set_limits(dir, id, Limits { bytes, inodes: None })
+}
+
+/// Sets the limits of a project. The number of bytes is rounded up to [`BLOCK`].
+pub(crate) fn set_limits(dir: BorrowedFd<'_>, id: u32, limits: Limits) -> io::Result<()> {
     // SAFETY: all fields are integers, for which zero is valid.
     let mut wanted: libc::dqblk = unsafe { std::mem::zeroed() };
-    let blocks = bytes.div_ceil(BLOCK);
+    let blocks = limits.bytes.div_ceil(BLOCK);
     (wanted.dqb_bhardlimit, wanted.dqb_bsoftlimit, wanted.dqb_valid) = (blocks, blocks, VALID_BLOCK_LIMITS);
+    if let Some(inodes) = limits.inodes {
+        (wanted.dqb_ihardlimit, wanted.dqb_isoftlimit) = (inodes, inodes);
+        wanted.dqb_valid |= VALID_INODE_LIMITS;
+    }
     // SAFETY: the kernel reads a `struct if_dqblk`, which is `libc::dqblk`.
     unsafe { quota(dir, SET_QUOTA, id, (&raw mut wanted).cast()) }.map_err(Into::into)
 }
@@ -203,10 +236,31 @@ unsafe fn quota(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::fs::File;
+    use std::path::PathBuf;
 
     use super::*;
+
+    /// Mounts a new ext4 file system with project quotas, for this thread only. None if the kernel has no project
+    /// quotas.
+    pub(crate) fn mount_with_quotas(dir: &Path) -> Option<PathBuf> {
+        let run = |program: &str, words: &[&str]| {
+            let status = std::process::Command::new(program).args(words).status().expect(program);
+            status.success()
+        };
+        let (image, at) = (dir.join("image"), dir.join("disk"));
+        File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("image");
+        std::fs::create_dir(&at).expect("mount point");
+        let (image, place) = (image.to_str().expect("path"), at.to_str().expect("path"));
+        assert!(run(
+            "mke2fs",
+            &["-q", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota", image]
+        ));
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
+        assert!(run("mount", &["--make-rprivate", "/"]));
+        run("mount", &["-t", "ext4", "-o", "loop,prjquota", image, place]).then_some(at)
+    }
 
     #[test]
     fn structures_have_the_kernels_sizes() {

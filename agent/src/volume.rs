@@ -18,6 +18,7 @@ mod atomic;
 mod claim;
 pub mod downward;
 mod empty_dir;
+mod empty_dir_quota;
 mod error;
 pub(crate) mod file;
 mod file_memory;
@@ -44,6 +45,7 @@ use coracle_cri::blocking::FileWork;
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
+use empty_dir_quota::EmptyDirQuota;
 pub use error::{SetUpError, VolumeError};
 pub use mounts::isolate_parts;
 use ownership::make_parent;
@@ -56,7 +58,7 @@ use crate::api_health::ApiHealth;
 use crate::config_cache::ConfigCache;
 use crate::event_recorder::Recorder;
 use crate::kubelet_metrics::{VolumeOperations, plugin};
-use crate::node::MachineProperties;
+use crate::node::{EvictionThresholds, MachineProperties};
 
 /// Directories of volumes.
 #[derive(Clone, Debug)]
@@ -67,6 +69,8 @@ pub struct VolumeConfig {
     pub memory_dir: PathBuf,
     /// Directory of provisioned local volumes.
     pub local_dir: PathBuf,
+    /// Thresholds of the node's disk. They limit `emptyDir` volumes.
+    pub eviction: EvictionThresholds,
 }
 
 /// Removals of the volumes of pods. A container can make as many files as the disk has inodes.
@@ -87,6 +91,7 @@ struct Shared {
     objects: objects::Objects,
     tokens: token::Tokens,
     files: file_memory::FileMemory,
+    empty_dirs: EmptyDirQuota,
     /// The refresh task of each pod, by uid.
     refreshing: Mutex<HashMap<String, refresh::Refreshing>>,
     operations: VolumeOperations,
@@ -134,6 +139,7 @@ impl VolumeContext {
         mounts::ensure_memory(&config.memory_dir).map_err(prepared(&config.memory_dir))?;
         let files = file_memory::FileMemory::new(&config.memory_dir, refresh::page_size());
         let shared = Shared {
+            empty_dirs: EmptyDirQuota::open(&config.pods_dir, config.eviction),
             config,
             files,
             objects: objects::Objects::new(configs.client().clone(), configs.clone()),
@@ -171,6 +177,14 @@ impl VolumeContext {
     /// The directory of a pod's `emptyDir`.
     pub(crate) fn empty_dir(&self, uid: &str, volume: &str) -> PathBuf {
         self.pod_dir(uid).join("volumes").join(empty_dir::PLUGIN).join(volume)
+    }
+
+    /// Adapts the limit of all `emptyDir` volumes to the free space of the disk, in the background.
+    pub(crate) fn limit_empty_dirs(&self) {
+        if self.shared.empty_dirs.is_enforced() {
+            let shared = Arc::clone(&self.shared);
+            coracle_threads::spawn_blocking(move || shared.empty_dirs.adapt());
+        }
     }
 
     fn memory_dir(&self, uid: &str) -> PathBuf {

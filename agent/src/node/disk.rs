@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use rustix::fs::statvfs;
+use rustix::fs::{StatVfs, statvfs};
 
 use super::eviction::Shortage;
 use super::pressure::Level;
@@ -51,7 +51,11 @@ impl DiskLevels {
         if !has_threshold(thresholds) && !has_threshold(&thresholds.as_soft()) {
             return Self::default();
         }
-        let Ok(found) = statvfs(state_dir) else { return Self::default() };
+        statvfs(state_dir).map_or_else(|_unreadable| Self::default(), |found| Self::of(&found))
+    }
+
+    /// The amounts of a file system.
+    pub(crate) fn of(found: &StatVfs) -> Self {
         let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
         Self {
             bytes: Level { available: bytes(found.f_bavail), capacity: bytes(found.f_blocks) },

@@ -153,6 +153,7 @@ impl Eviction {
     async fn round(&mut self) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
+        self.node.volumes.limit_empty_dirs();
         if self.trend.interval(&self.node.config.eviction).is_some() {
             // The image collector has its own threshold. Above it, unused images are removed before the disk is short.
             self.node.image_gc.check_disk();

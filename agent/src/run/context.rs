@@ -54,6 +54,7 @@ impl ContextParts {
             pods_dir: config.state_dir.join("pods"),
             memory_dir: config.run_dir.join("volumes"),
             local_dir: config.local_volume_dir.clone(),
+            eviction: config.eviction,
         };
         let volumes =
             VolumeContext::open(volumes, configs.clone(), recorder.clone(), Arc::clone(&properties));

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{EmptyDirVolumeSource, Pod};
 
+use super::empty_dir_quota::EmptyDirQuota;
 use super::error::SetUpError;
 use super::{Target, mounts, ownership};
 use crate::cgroup::resources::pod_limits;
@@ -31,7 +32,7 @@ pub(super) fn mount(
             return Err(SetUpError::io("mount a hugetlbfs at", &dir)(std::io::ErrorKind::Unsupported.into()));
         }
         _ if dir.exists() => {}
-        _ => make(&dir, access)?,
+        _ => make(&dir, access, &target.ctx.shared.empty_dirs)?,
     }
     Ok(dir)
 }
@@ -64,10 +65,11 @@ impl Access {
 }
 
 /// Creates the directory under another name and renames it. So after a crash the directory is absent or complete.
-fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
+fn make(dir: &Path, access: Access, quota: &EmptyDirQuota) -> Result<(), SetUpError> {
     // No volume has this name: names of volumes begin with a letter or a digit.
     let new = dir.with_file_name(".new");
     super::make_private(&new).map_err(SetUpError::io("create the directory", &new))?;
+    quota.add(&new).map_err(SetUpError::io("limit the size of", &new))?;
     ownership::chmod(&new, access.mode).map_err(SetUpError::io("set the mode of", &new))?;
     if let Some(group) = access.group {
         ownership::set_group(&new, group, false).map_err(SetUpError::io("set the owner of", &new))?;
@@ -87,6 +89,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::node::EvictionThresholds;
 
     #[test]
     fn a_directory_that_a_crash_left_unfinished_is_replaced_with_its_mode_and_group() {
@@ -94,7 +97,8 @@ mod tests {
         let place = tempfile::tempdir().expect("directory");
         let dir = place.path().join("plugin/data");
         super::super::make_private(&place.path().join("plugin/.new")).expect("left by a crash");
-        make(&dir, Access { mode: 0o777, group: Some(1234) }).expect("made");
+        let quota = EmptyDirQuota::open(place.path(), EvictionThresholds::NONE);
+        make(&dir, Access { mode: 0o777, group: Some(1234) }, &quota).expect("made");
         let found = fs::metadata(&dir).expect("metadata");
         assert_eq!((found.mode() & 0o7777, found.gid()), (0o2777, 1234));
         assert_eq!(fs::read_dir(place.path().join("plugin")).expect("entries").count(), 1);

@@ -273,30 +273,10 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Mounts a new ext4 file system with project quotas, for this thread only. None if the kernel has no project
-    /// quotas.
-    fn mount_with_quotas(dir: &Path) -> Option<PathBuf> {
-        let run = |program: &str, words: &[&str]| {
-            let status = std::process::Command::new(program).args(words).status().expect(program);
-            status.success()
-        };
-        let (image, at) = (dir.join("image"), dir.join("disk"));
-        std::fs::File::create(&image).and_then(|file| file.set_len(64 << 20)).expect("image");
-        std::fs::create_dir(&at).expect("mount point");
-        let (image, place) = (image.to_str().expect("path"), at.to_str().expect("path"));
-        assert!(run(
-            "mke2fs",
-            &["-q", "-t", "ext4", "-O", "quota,project", "-E", "quotatype=prjquota", image]
-        ));
-        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).expect("root");
-        assert!(run("mount", &["--make-rprivate", "/"]));
-        run("mount", &["-t", "ext4", "-o", "loop,prjquota", image, place]).then_some(at)
-    }
-
     #[test]
     fn a_volume_has_the_size_of_its_object_on_a_file_system_with_project_quotas() {
         let dir = tempfile::tempdir().expect("directory");
-        let Some(disk) = mount_with_quotas(dir.path()) else {
+        let Some(disk) = project_quota::tests::mount_with_quotas(dir.path()) else {
             coracle_testing::skip!("the kernel has no project quotas of ext4");
         };
         let base = disk.join("base");

@@ -159,6 +159,7 @@ impl Machine {
             pods_dir: self.dir.join("pods"),
             memory_dir: self.dir.join("run/volumes"),
             local_dir: self.dir.join("local"),
+            eviction: EvictionThresholds::NONE,
         };
         let client = self.api.client();
         let checkpoint =
@@ -449,6 +450,7 @@ fn the_next_agent_adopts_or_removes_the_volumes_of_a_crashed_agent() {
             pods_dir: machine.dir.join("pods"),
             memory_dir: machine.dir.join("run/volumes"),
             local_dir: "/nonexistent".into(),
+            eviction: EvictionThresholds::NONE,
         })
         .expect("closed");
         assert_eq!(machine.mounts(), Vec::<String>::new());

@@ -1,9 +1,10 @@
 //! Pods that fill the node's disk, and commands that fill the node's memory with their output.
 
 use coracle_integration::{Cluster, eventually, on_a_cluster, process_status};
+use coracle_testing::skip;
 use serde_json::{Value, json};
 
-use super::store::{on_disk, with_ext4};
+use super::store::{has_project_quotas, on_disk, with_ext4, with_project_quotas};
 
 /// Creates a pod with one container that runs the script, with more fields of the pod and of the container.
 fn create(cluster: &Cluster, name: &str, script: &str, pod: &Value, container: &Value) {
@@ -107,6 +108,35 @@ fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_with
             [&before, &after].map(|status| status["containerStatuses"][0]["containerID"].clone());
         assert_eq!(containers[0], containers[1], "the calm pod was restarted");
         assert_eq!(after["containerStatuses"][0]["restartCount"], 0, "{after}");
+    });
+}
+
+/// With project quotas, a pod fills the disk only up to the reserve, so the store takes all writes.
+#[test]
+fn a_pod_with_many_volumes_does_not_fill_the_disk_of_the_store_if_it_has_project_quotas() {
+    if !has_project_quotas() {
+        skip!("the kernel has no project quotas of ext4");
+    }
+    on_disk(with_project_quotas, |machine| {
+        let mirrors = machine.start_registry();
+        let flags = ["--image-gc-high-threshold", "100", "--eviction-hard", "nodefs.available<15%"];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        let write = "while true; do cat /dev/zero >> /v/file; cat /dev/zero >> /w/file; sleep 1; done";
+        let volumes = json!({"volumes": [{"name": "v", "emptyDir": {}},
+            {"name": "w", "emptyDir": {"sizeLimit": "1Ti"}}]});
+        let mounted =
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}, {"name": "w", "mountPath": "/w"}]});
+        create(&cluster, "greedy", write, &volumes, &mounted);
+        let mut created = 0;
+        eventually("greedy to be evicted", 300, || {
+            let made = cluster.try_kubectl(&["create", "configmap", &format!("during-{created}")]);
+            let error = String::from_utf8_lossy(&made.stderr);
+            assert!(!error.contains("database space exceeded"), "{error}");
+            created += usize::from(made.status.success());
+            let status = cluster.get(&["pod", "greedy"])["status"].clone();
+            (status["phase"] == "Failed" && status["reason"] == "Evicted").then_some(())
+        });
+        assert!(created > 0);
     });
 }
 

@@ -81,11 +81,48 @@ fn with_disk(options: &'static str, test: impl FnOnce(&Machine) + Send + 'static
 /// Mounts an ext4 of 256 MiB on the state directory that becomes read-only at its first error.
 pub(super) fn with_ext4(machine: &Machine) {
     let image = machine.path("image");
-    File::create(&image).unwrap().set_len(256 << 20).unwrap();
-    run("mkfs.ext4", &["-q", "-F", image.to_str().unwrap()]);
+    make_ext4(&image, &[]);
     let state = machine.path("state");
     let paths = [image.to_str().unwrap(), state.to_str().unwrap()];
     run("mount", &["-o", "loop,errors=remount-ro", paths[0], paths[1]]);
+}
+
+/// Like [`with_ext4`], with project quotas.
+pub(super) fn with_project_quotas(machine: &Machine) {
+    assert!(mount_with_project_quotas(&machine.path("image"), &machine.path("state")));
+}
+
+/// Whether the kernel mounts an ext4 with project quotas.
+pub(super) fn has_project_quotas() -> bool {
+    let tried = std::thread::spawn(|| {
+        let dir = tempfile::tempdir().unwrap();
+        unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_FS).unwrap();
+        let (none, at) = (None::<&str>, dir.path().join("disk"));
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
+        fs::create_dir(&at).unwrap();
+        let is_mounted = mount_with_project_quotas(&dir.path().join("image"), &at);
+        if is_mounted {
+            umount2(&at, MntFlags::MNT_DETACH).unwrap();
+        }
+        is_mounted
+    });
+    tried.join().unwrap()
+}
+
+fn mount_with_project_quotas(image: &Path, at: &Path) -> bool {
+    make_ext4(image, &["-O", "quota,project", "-E", "quotatype=prjquota"]);
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "ext4", "-o", "loop,prjquota,errors=remount-ro"]).args([image, at]);
+    mount.status().unwrap().success()
+}
+
+/// Creates a file with an ext4 of 256 MiB.
+fn make_ext4(image: &Path, options: &[&str]) {
+    File::create(image).unwrap().set_len(256 << 20).unwrap();
+    let mut words = vec!["-q", "-F"];
+    words.extend(options);
+    words.push(image.to_str().unwrap());
+    run("mkfs.ext4", &words);
 }
 
 /// Causes an error of an ext4.
