@@ -207,6 +207,35 @@ async fn a_mutating_policy_changes_the_object() {
 }
 
 #[tokio::test]
+async fn a_mutating_policy_changes_the_replicas_of_a_scale() {
+    let server = Fixture::new().await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    let made = server.post(deployments, json!({"metadata": {"name": "d"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let spec = json!({
+        "reinvocationPolicy": "Never", "matchConstraints": constraints("deployments/scale"),
+        "matchConditions": [{"name": "n", "expression": "object.kind == 'Scale' && object.spec.replicas > 5"}],
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": "Object{spec: Object.spec{replicas: 0}}"}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression":
+                "[JSONPatch{op: 'replace', path: '/spec/replicas', value: object.spec.replicas + 4}]"}},
+        ],
+    });
+    make(&server, "mutatingadmissionpolicies", "p", spec).await;
+    bind(&server, "mutating", "b", json!({})).await;
+    for (sent, stored) in [(9, 4), (2, 2)] {
+        let scaled =
+            server.merge(&format!("{deployments}/d/scale"), json!({"spec": {"replicas": sent}})).await;
+        assert_eq!((scaled.code, &scaled.body["spec"]["replicas"]), (200, &stored.into()), "{}", scaled.body);
+        let deployment = server.get(&format!("{deployments}/d")).await.body;
+        assert_eq!(deployment["spec"]["replicas"], stored, "{deployment}");
+    }
+}
+
+#[tokio::test]
 async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
     let server = Fixture::new().await;
     let mut matched = constraints("configmaps");
