@@ -167,7 +167,7 @@ async fn matching(
     let objects = objects(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
     let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
-    match expression::evaluate(attributes.cost, false, evaluate).await? {
+    match expression::evaluate(&subject, false, evaluate).await? {
         Ok(matches) => Ok(matches.then_some(kind)),
         Err(why) if hook.fail_closed || attributes.cost.is_exhausted() => {
             Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))

@@ -154,7 +154,7 @@ impl Invocation<'_> {
             }
             self.mutate(attributes, kind, &subject, &mut objects)
         };
-        let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await?;
+        let mutated = self.policy.run(&subject, is_heavy, mutate).await?;
         match mutated {
             Ok(true) => {}
             other => return Ok(other),

@@ -1,6 +1,7 @@
 //! Admission policies in CEL.
 
 use super::*;
+use crate::remote::tests::Hook;
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -251,6 +252,43 @@ async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
     // The generated name differs from the excluded name: for example `skipx7f2d`.
     let generated = server.post(MAPS, json!({"metadata": {"generateName": "skip"}})).await;
     assert_eq!((generated.code, &generated.body["metadata"]["labels"]), (201, &json!({"a": "b"})));
+}
+
+#[tokio::test]
+async fn an_expression_asks_an_authorization_webhook() {
+    let hook = Hook::start(|body| {
+        let allowed = body["spec"]["user"] == "system:serviceaccount:default:robot"
+            && body["spec"]["resourceAttributes"]["verb"] == "fly";
+        (200, json!({"status": {"allowed": allowed}}).to_string())
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("authorization.json");
+    let webhook = json!({"timeout": "30s", "subjectAccessReviewVersion": "v1", "failurePolicy": "NoOpinion",
+        "connectionInfo": {"type": "KubeConfigFile", "kubeConfigFile": hook.file()}});
+    let file = json!({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthorizationConfiguration",
+        "authorizers": [{"type": "RBAC", "name": "rbac"}, {"type": "Webhook", "name": "hook", "webhook": webhook}]});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let api = open_with(directory.path(), |config| config.authorization.file = Some(path)).await;
+    let server = Fixture { api, directory };
+    let check = "authorizer.serviceAccount('default', 'robot').group('').resource('configmaps').check";
+    let validations = json!([
+        {"expression": format!("{check}(object.data.verb).allowed()"), "message": "the robot may not do this"},
+        {"expression": format!("!{check}('swim').allowed()")},
+    ]);
+    let spec = json!({"matchConstraints": constraints("configmaps"), "validations": validations});
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    for (verb, code) in [("fly", 201), ("crawl", 422)] {
+        let answer = server.post(MAPS, map(verb, json!({"verb": verb}))).await;
+        assert_eq!(answer.code, code, "{verb}: {}", answer.body);
+    }
+    let bodies = hook.bodies.lock().unwrap().clone();
+    let verbs = bodies.iter().map(|body| &body["spec"]["resourceAttributes"]["verb"]);
+    let asked: Vec<&str> = verbs.filter_map(Value::as_str).collect();
+    let of_robot: Vec<&str> =
+        asked.into_iter().filter(|verb| ["fly", "swim", "crawl"].contains(verb)).collect();
+    assert_eq!(of_robot, ["fly", "swim", "crawl"], "each check is sent once");
 }
 
 #[tokio::test]
