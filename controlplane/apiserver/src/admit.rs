@@ -28,6 +28,7 @@ mod policy;
 pub(crate) mod priority;
 mod review;
 mod runtime_class;
+mod scale_object;
 mod service_account;
 mod storage;
 mod toleration;
@@ -225,7 +226,13 @@ impl<'a> Attributes<'a> {
 
     /// The subresource, if the request's object is of the subresource's kind: for example a Binding instead of a Pod.
     pub(crate) fn own_object(&self) -> Option<&'a Subresource> {
-        self.declared.filter(|declared| declared.kind != self.kind.kind && declared.name != "scale")
+        self.shown_as().filter(|declared| declared.name != "scale")
+    }
+
+    /// The subresource, if webhooks and policies get an object of the subresource's kind: [`Self::own_object`], or a
+    /// Scale, which stands for its workload.
+    fn shown_as(&self) -> Option<&'a Subresource> {
+        self.declared.filter(|declared| declared.kind != self.kind.kind)
     }
 
     /// Whether the request changes the resources of a pod through `/resize`.

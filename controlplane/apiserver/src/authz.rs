@@ -126,6 +126,30 @@ impl Decision {
     }
 }
 
+/// The reasons of the authorizers without an opinion.
+#[derive(Default)]
+struct Undecided(Vec<Cow<'static, str>>);
+
+// === impl Undecided ===
+
+impl Undecided {
+    /// Adds the next decision of the chain. Returns this decision if it ends the chain.
+    fn add(&mut self, decision: Decision) -> Option<Decision> {
+        if decision.verdict != Verdict::NoOpinion {
+            return Some(decision);
+        }
+        if !decision.reason.is_empty() {
+            self.0.push(decision.reason);
+        }
+        None
+    }
+
+    /// The decision if no authorizer has an opinion.
+    fn decision(self) -> Decision {
+        Decision { verdict: Verdict::NoOpinion, reason: self.0.join(", ").into() }
+    }
+}
+
 // === impl Authorizers ===
 
 impl Authorizers {
@@ -163,18 +187,27 @@ impl Authorizers {
     /// The first verdict other than [`Verdict::NoOpinion`]. If there is no such verdict, [`Verdict::NoOpinion`] with
     /// all reasons.
     pub(crate) async fn decide(&self, attributes: &AccessAttributes<'_>) -> Decision {
-        let mut reasons = Vec::new();
+        let mut undecided = Undecided::default();
         let chain = self.chain.load_full();
         for member in chain.iter() {
-            let decision = member.authorize(attributes).await;
-            if decision.verdict != Verdict::NoOpinion {
+            if let Some(decision) = undecided.add(member.authorize(attributes).await) {
                 return decision;
             }
-            if !decision.reason.is_empty() {
-                reasons.push(decision.reason);
+        }
+        undecided.decision()
+    }
+
+    /// The decision, as [`Authorizers::decide`], if no webhook must be called. `None` if the decision needs a webhook.
+    pub(crate) fn decide_locally(&self, attributes: &AccessAttributes<'_>) -> Option<Decision> {
+        let mut undecided = Undecided::default();
+        let chain = self.chain.load_full();
+        for member in chain.iter() {
+            let Either::Left(ready) = member.authorize(attributes) else { return None };
+            if let Some(decision) = undecided.add(ready.into_inner()) {
+                return Some(decision);
             }
         }
-        Decision { verdict: Verdict::NoOpinion, reason: reasons.join(", ").into() }
+        Some(undecided.decision())
     }
 
     /// The rules of a user from all authorizers of the chain.

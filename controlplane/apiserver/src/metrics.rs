@@ -166,7 +166,7 @@ impl Metrics {
         let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
         let parts =
             parts.chain(impersonation::collectors(&self.impersonation)).chain(self.access.collectors());
-        let parts = parts.chain(cel_metrics::collectors());
+        let parts = parts.chain(cel_metrics::collectors()).chain(coracle_store::etcd_metrics());
         for collector in self.collectors().into_iter().chain(parts) {
             valid(self.registry.register(collector));
         }
@@ -223,6 +223,7 @@ impl Metrics {
         remove_resource(&self.sizes, group, plural);
         remove_resource(&self.deprecated, group, plural);
         self.serving.forget(group, plural);
+        coracle_store::forget_etcd_metrics(group, plural);
     }
 
     /// Counts a client certificate of a request, by its remaining validity in seconds.

@@ -53,20 +53,25 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
 /// Writes the replicas of a Scale into the workload. If the Scale has a resourceVersion, this resourceVersion becomes
 /// the precondition of the update.
 pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
+    set_replicas(kind, workload, replicas(scale)?);
+    if let Some(version) = scale["metadata"].get("resourceVersion").filter(|version| !version.is_null()) {
+        workload["metadata"]["resourceVersion"] = version.clone();
+    }
+    Ok(())
+}
+
+/// The replicas in the spec of a Scale; 0 if absent.
+///
+/// # Errors
+/// The replicas are negative.
+pub fn replicas(scale: &Value) -> Result<i64, Vec<Cause>> {
     let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut causes = Causes::default();
     let path = Path::root("spec").field("replicas");
     if replicas < 0 {
         causes.invalid(&path, &replicas.into(), "must be greater than or equal to 0");
     }
-    if !causes.is_empty() {
-        return Err(causes.into_list());
-    }
-    set_replicas(kind, workload, replicas);
-    if let Some(version) = scale["metadata"].get("resourceVersion").filter(|version| !version.is_null()) {
-        workload["metadata"]["resourceVersion"] = version.clone();
-    }
-    Ok(())
+    if causes.is_empty() { Ok(replicas) } else { Err(causes.into_list()) }
 }
 
 /// Sets the replicas of a workload, or of an apply configuration of a workload.

@@ -11,6 +11,7 @@ mod follow;
 mod hang;
 mod leases;
 mod range;
+mod request_metrics;
 mod size;
 #[cfg(test)]
 mod tests;
@@ -28,6 +29,8 @@ use crate::{
 use connection::Connection;
 use follow::Follower;
 use leases::Leases;
+use request_metrics::{GET, LIST, measured};
+pub use request_metrics::{etcd_metrics, forget_etcd_metrics};
 use size::Sizes;
 use transaction::Outcome;
 
@@ -161,23 +164,26 @@ impl Drop for Etcd {
 
 impl Store for Etcd {
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>> {
-        Box::pin(self.shared.get(key))
+        Box::pin(measured(GET, key, self.shared.get(key)))
     }
 
     fn revision_of<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<u64>, Error>> {
-        Box::pin(self.shared.revision_of(key))
+        Box::pin(measured(GET, key, self.shared.revision_of(key)))
     }
 
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>> {
-        Box::pin(async move { self.shared.list(&range).await })
+        Box::pin(async move { measured(LIST, &range.prefix, self.shared.list(&range)).await })
     }
 
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
-        Box::pin(async move { self.shared.list_readable(&range).await })
+        Box::pin(async move { measured(LIST, &range.prefix, self.shared.list_readable(&range)).await })
     }
 
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
-        Box::pin(async move { self.shared.write(&write).await })
+        Box::pin(async move {
+            let operation = request_metrics::of_write(&write);
+            measured(operation, &write.key, self.shared.write(&write)).await
+        })
     }
 
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>> {

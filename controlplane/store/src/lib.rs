@@ -24,7 +24,7 @@ pub use backup::{Backup, BackupHead, BackupSummary, verify_backup};
 pub use codec::Sealing;
 pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
-pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls};
+pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls, etcd_metrics, forget_etcd_metrics};
 pub use store::{
     Commit, Entry, Event, Expect, Guard, Health, MemberSize, Page, Range, ReadablePage, Store, Tier,
     Unreadable, UnreadableEntry, Watch, Write,

@@ -1,15 +1,17 @@
 //! Creates the input of CEL expressions in policies and webhooks from a request.
 
+mod remote_checks;
+
 use coracle_admission_policies::{Input, RequestCost};
 use coracle_cel::access::{Access, AccessDecision, Authorize, CheckAttributes};
 use coracle_kinds::{Resource, kind::by_resource};
-use futures::FutureExt as _;
 use serde_json::Value;
 
+use self::remote_checks::RemoteChecks;
 use super::{Admission, Attributes, review};
 use crate::{
     authn::User,
-    authz::{AccessAttributes, Verdict},
+    authz::{AccessAttributes, Decision, Verdict},
     error::Result,
     offload,
     request::{Query, RequestInfo, ResourceInfo},
@@ -34,18 +36,38 @@ pub(super) struct Subject<'a> {
 struct Host<'a> {
     admission: &'a Admission,
     user: &'a User,
+    remote: RemoteChecks,
 }
 
-/// Evaluates expressions. A long evaluation runs outside of the async workers. If an evaluation costs more than
-/// expected, it is repeated from the beginning outside of the async workers.
+/// A check of an expression, in the form of the authorizers.
+struct Check {
+    /// The service account that is checked. `None` for the user of the request.
+    account: Option<User>,
+    info: RequestInfo,
+}
+
+/// Evaluates expressions about a subject. A long evaluation runs outside of the async workers. The evaluation is
+/// repeated for each decision of an authorization webhook that it needs. The cost of each repetition counts.
 ///
 /// # Errors
 /// Too many requests wait for a long function.
 pub(super) async fn evaluate<T>(
-    cost: &RequestCost,
+    subject: &Subject<'_>,
     is_heavy: bool,
     mut work: impl FnMut() -> T,
 ) -> Result<T> {
+    loop {
+        let result = evaluate_once(subject.cost, is_heavy, &mut work).await?;
+        let host = &subject.host;
+        if !host.remote.decide_missing(|check| host.decide(check)).await {
+            return Ok(result);
+        }
+    }
+}
+
+/// Evaluates expressions. If an evaluation costs more than expected, it is repeated from the beginning outside of the
+/// async workers.
+async fn evaluate_once<T>(cost: &RequestCost, is_heavy: bool, mut work: impl FnMut() -> T) -> Result<T> {
     let is_heavy = is_heavy || cost.spent() > LIGHT;
     let light = if is_heavy { None } else { cost.attempt(LIGHT, &mut work) };
     match light {
@@ -82,10 +104,15 @@ impl<'a> Subject<'a> {
         Self {
             request,
             namespace,
-            host: Host { admission, user: attributes.user },
+            host: Host { admission, user: attributes.user, remote: RemoteChecks::default() },
             check,
             cost: attributes.cost,
         }
+    }
+
+    /// The cost of the expressions of the request.
+    pub(super) fn cost(&self) -> &RequestCost {
+        self.cost
     }
 
     /// The input for an object and a parameter. Without a parameter `params` is null.
@@ -102,16 +129,15 @@ impl<'a> Subject<'a> {
     }
 }
 
-impl Authorize for Host<'_> {
-    fn authorize(&self, check: &CheckAttributes) -> AccessDecision {
+// === impl Check ===
+
+impl Check {
+    fn new(check: &CheckAttributes) -> Self {
         let account = check.service_account.as_ref().map(|(namespace, name)| {
             let all = format!("system:serviceaccounts:{namespace}");
             let groups = ["system:serviceaccounts", all.as_str(), "system:authenticated"];
             User::new(&format!("system:serviceaccount:{namespace}:{name}"), &groups)
         });
-        let user = account.as_ref().unwrap_or(self.user);
-        let failed =
-            |error: &str| AccessDecision { error: Some(error.to_owned()), ..AccessDecision::default() };
         let resource = check.path.is_none().then(|| ResourceInfo {
             group: check.group.clone(),
             version: check.version.clone(),
@@ -124,17 +150,41 @@ impl Authorize for Host<'_> {
         });
         let path = check.path.clone().unwrap_or_default();
         let query = Query::of_selectors(check.field_selector.clone(), check.label_selector.clone());
-        let info = RequestInfo { verb: "", path, query, resource };
-        let attributes =
-            AccessAttributes { user, verb: &check.verb, info: &info, cache: &self.admission.cache };
-        // An expression cannot wait. Local authorizers decide immediately.
-        let Some(decision) = self.admission.authorizers.decide(&attributes).now_or_never() else {
-            return failed("the authorizer did not decide immediately");
-        };
-        AccessDecision {
-            allowed: decision.verdict == Verdict::Allow,
-            reason: decision.reason.into_owned(),
-            error: None,
+        Self { account, info: RequestInfo { verb: "", path, query, resource } }
+    }
+
+    fn attributes<'a>(&'a self, host: &'a Host<'_>, verb: &'a str) -> AccessAttributes<'a> {
+        let user = self.account.as_ref().unwrap_or(host.user);
+        AccessAttributes { user, verb, info: &self.info, cache: &host.admission.cache }
+    }
+}
+
+// === impl Host ===
+
+impl Host<'_> {
+    /// The decision of all authorizers, with webhooks.
+    async fn decide(&self, check: CheckAttributes) -> AccessDecision {
+        let prepared = Check::new(&check);
+        shown(self.admission.authorizers.decide(&prepared.attributes(self, &check.verb)).await)
+    }
+}
+
+impl Authorize for Host<'_> {
+    fn authorize(&self, check: &CheckAttributes) -> AccessDecision {
+        if let Some(known) = self.remote.known(check) {
+            return known;
         }
+        let prepared = Check::new(check);
+        let local = self.admission.authorizers.decide_locally(&prepared.attributes(self, &check.verb));
+        local.map_or_else(|| self.remote.request(check), shown)
+    }
+}
+
+/// A decision in the form of expressions.
+fn shown(decision: Decision) -> AccessDecision {
+    AccessDecision {
+        allowed: decision.verdict == Verdict::Allow,
+        reason: decision.reason.into_owned(),
+        error: None,
     }
 }

@@ -33,8 +33,9 @@ const QUOTA: &str = "ResourceQuota";
 const MUTATING_WEBHOOKS: &str = "MutatingAdmissionWebhook";
 const VALIDATING_WEBHOOKS: &str = "ValidatingAdmissionWebhook";
 
-/// Plugins of kube-apiserver 1.36 that are not supported, and the reason. They cannot be enabled.
-const ABSENT: [(&str, &str); 1] = [("ClusterTrustBundleAttest", "the kind ClusterTrustBundle is not served")];
+/// Plugins that are on by default and have no member in the chain. ClusterTrustBundleAttest checks ClusterTrustBundles,
+/// which are not served, so it has no effect.
+const WITHOUT_MEMBER: [&str; 2] = [QUOTA, "ClusterTrustBundleAttest"];
 
 /// Plugins that upstream keeps for old command lines.
 const DEPRECATED: [&str; 2] = ["AlwaysAdmit", "AlwaysDeny"];
@@ -53,7 +54,7 @@ struct Configured {
 /// Creates the chain of the plugins that run, in order.
 ///
 /// # Errors
-/// A name is unknown or not supported, a plugin is both enabled and disabled, or a configuration is invalid.
+/// A name is unknown, a plugin is both enabled and disabled, or a configuration is invalid.
 pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> Result<Plugins, String> {
     let limited = configured(QUOTA, true, selection, || limited_resources::read(&mut configs, QUOTA))?;
     let rows = rows(Configured::read(&mut configs, selection)?);
@@ -82,19 +83,15 @@ impl PluginSelection {
     /// Checks the names of the plugins.
     fn check(&self, rows: &[Row]) -> Result<(), String> {
         let named = rows.iter().map(|row| row.name).filter(|name| !name.is_empty());
-        let known: std::collections::BTreeSet<&str> = named.chain([QUOTA]).collect();
+        let known: std::collections::BTreeSet<&str> = named.chain(WITHOUT_MEMBER).collect();
         for name in self.enabled.iter().chain(&self.disabled).map(String::as_str) {
-            let absent = ABSENT.iter().find(|(absent, _)| *absent == name);
-            if !known.contains(name) && absent.is_none() {
+            if !known.contains(name) {
                 let known: Vec<&str> = known.into_iter().collect();
                 return Err(format!("unknown admission plugin {name:?}; known are {}", known.join(", ")));
             }
             let is_enabled = self.enabled.iter().any(|enabled| enabled == name);
             if is_enabled && self.disabled.iter().any(|disabled| disabled == name) {
                 return Err(format!("the admission plugin {name} is both enabled and disabled"));
-            }
-            if let (true, Some((_, why))) = (is_enabled, absent) {
-                return Err(format!("the admission plugin {name} cannot be enabled: {why}"));
             }
             if is_enabled && DEPRECATED.contains(&name) {
                 tracing::warn!(
@@ -214,6 +211,8 @@ fn rows(configured: Configured) -> Vec<Row> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// `AllOrderedPlugins` of kube-apiserver 1.36 (`pkg/kubeapiserver/options/plugins.go`).
@@ -261,6 +260,24 @@ mod tests {
         "AlwaysDeny",
     ];
 
+    /// Plugins that are off by default: `DefaultOffAdmissionPlugins` of the same file.
+    const OFF_UPSTREAM: [&str; 14] = [
+        "AlwaysAdmit",
+        "AlwaysDeny",
+        "AlwaysPullImages",
+        "DenyServiceExternalIPs",
+        "EventRateLimit",
+        "ExtendedResourceToleration",
+        "ImagePolicyWebhook",
+        "LimitPodHardAntiAffinityTopology",
+        "NamespaceAutoProvision",
+        "NamespaceExists",
+        "NodeRestriction",
+        "OwnerReferencesPermissionEnforcement",
+        "PodNodeSelector",
+        "PodTolerationRestriction",
+    ];
+
     fn plugins_of(enabled: &[&str], disabled: &[&str]) -> Result<Plugins, String> {
         let own = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
         let selection = PluginSelection { enabled: own(enabled), disabled: own(disabled) };
@@ -290,11 +307,22 @@ mod tests {
     }
 
     #[test]
+    fn the_default_plugins_are_those_of_upstream_and_node_restriction() {
+        let (mut configs, selection) = (PluginConfigs::default(), PluginSelection::default());
+        let rows = rows(Configured::read(&mut configs, &selection).unwrap());
+        let named = rows.iter().filter(|row| row.runs_by_default && !row.name.is_empty());
+        let ours: BTreeSet<&str> = named.map(|row| row.name).chain(WITHOUT_MEMBER).collect();
+        let is_on = |name: &&str| !OFF_UPSTREAM.contains(name) || *name == "NodeRestriction";
+        let upstream: BTreeSet<&str> = UPSTREAM.into_iter().filter(is_on).collect();
+        assert_eq!(ours, upstream);
+        assert!(OFF_UPSTREAM.iter().all(|name| UPSTREAM.contains(name)));
+    }
+
+    #[test]
     fn every_name_of_upstream_is_known() {
         for name in UPSTREAM {
             assert!(chain_of(&[], &[name]).is_ok(), "{name}");
             let says = match name {
-                "ClusterTrustBundleAttest" => Some("cannot be enabled: "),
                 "EventRateLimit" => Some("the configuration of EventRateLimit: limits: "),
                 "ImagePolicyWebhook" => Some("the configuration of ImagePolicyWebhook: no config specified"),
                 _ => None,

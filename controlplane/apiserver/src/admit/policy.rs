@@ -16,13 +16,12 @@ use std::{
     },
 };
 
-use coracle_admission_policies::RequestCost;
 use coracle_kinds::{Resource, kind::by_resource};
 use serde_json::Value;
 
 use super::{
     Admission, Attributes, GROUP,
-    expression::{self, LIGHT},
+    expression::{self, LIGHT, Subject},
     matching::Matching,
     review::Objects,
     webhook::objects,
@@ -175,14 +174,19 @@ impl<P> Policy<P> {
     }
 
     /// Evaluates the policy. A long evaluation runs outside of the async workers.
-    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnMut() -> T) -> Result<T> {
-        let before = cost.spent();
+    async fn run<T>(&self, subject: &Subject<'_>, is_heavy: bool, evaluate: impl FnMut() -> T) -> Result<T> {
+        let before = subject.cost().spent();
         let is_heavy = is_heavy || self.is_costly.load(Ordering::Relaxed);
-        let result = expression::evaluate(cost, is_heavy, evaluate).await?;
-        if cost.spent() - before > LIGHT {
+        let result = expression::evaluate(subject, is_heavy, evaluate).await?;
+        self.record_cost(subject.cost().spent() - before);
+        Ok(result)
+    }
+
+    /// Records the cost of an evaluation.
+    fn record_cost(&self, cost: u64) {
+        if cost > LIGHT {
             self.is_costly.store(true, Ordering::Relaxed);
         }
-        Ok(result)
     }
 }
 
@@ -278,13 +282,13 @@ mod tests {
         assert!(is_heavy(&objects(&short, &short), Some(&short), FEW_PARAMS + 1));
     }
 
-    #[tokio::test]
-    async fn the_cost_of_an_evaluation_is_recorded_with_the_policy() {
+    #[test]
+    fn the_cost_of_an_evaluation_is_recorded_with_the_policy() {
         let policy = || Policy::read("p", 1, &serde_json::json!({}), |_spec| ());
-        let (cheap, costly, cost) = (policy(), policy(), RequestCost::default());
-        cheap.run(&cost, false, || cost.add(LIGHT)).await.unwrap();
+        let (cheap, costly) = (policy(), policy());
+        cheap.record_cost(LIGHT);
         assert!(!cheap.is_costly.load(Ordering::Relaxed));
-        costly.run(&cost, false, || cost.add(LIGHT + 1)).await.unwrap();
+        costly.record_cost(LIGHT + 1);
         assert!(costly.is_costly.load(Ordering::Relaxed));
     }
 }

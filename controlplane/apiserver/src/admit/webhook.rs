@@ -30,6 +30,7 @@ use super::{
     Admission, Admit, Attributes, GROUP, Operation,
     expression::{self, Subject},
     review::{self, Objects, Phase, Verdict},
+    scale_object,
 };
 use crate::{
     convert,
@@ -166,7 +167,7 @@ async fn matching(
     let objects = objects(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
     let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
-    match expression::evaluate(attributes.cost, false, evaluate).await? {
+    match expression::evaluate(&subject, false, evaluate).await? {
         Ok(matches) => Ok(matches.then_some(kind)),
         Err(why) if hook.fail_closed || attributes.cost.is_exhausted() => {
             Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
@@ -228,18 +229,33 @@ async fn change(
         return Ok(Effect::NoPatch);
     }
     let failed = |why: String| review::unusable_patch(&hook.name, &why);
-    if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
+    if attributes.operation == Operation::Delete {
         return Err(failed("this request cannot be changed".to_owned()));
     }
     let sent = objects(attributes, kind, object).await?.new;
     let value = patched(attributes, kind, &sent, &verdict.patch).await?.map_err(failed)?;
+    let changed = replace(attributes, kind, object, value).await?;
+    Ok(Effect::Patched { patch: verdict.patch, changed })
+}
+
+/// Puts an object that a webhook or a policy has changed into the request. `kind` is the version of this object.
+/// Returns whether the object of the request changed.
+pub(super) async fn replace(
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    object: &mut Value,
+    value: Value,
+) -> Result<bool> {
+    if attributes.subresource == "scale" {
+        return scale_object::store(attributes.kind, object, &value);
+    }
     let value = match attributes.own_object() {
         Some(_) => value,
         None => convert::between(kind, attributes.kind, value).await?,
     };
     let changed = value != *object;
     *object = value;
-    Ok(Effect::Patched { patch: verdict.patch, changed })
+    Ok(changed)
 }
 
 /// The object after a webhook's patch, with defaults. A long patch or defaulting waits for a slot, as for the patch of
@@ -271,10 +287,14 @@ pub(super) fn completed(
 ) -> std::result::Result<Value, String> {
     let taken = if attributes.initializers { initializers::take(&mut patched)?.0 } else { None };
     let parsed = Parsed { value: patched, duplicates: Vec::new(), keys: Vec::new() };
-    if let Some(own) = attributes.own_object() {
-        let schema = schema_of(&own.api_version(), &own.kind).ok_or("the kind has no schema")?;
+    if let Some(shown) = attributes.shown_as() {
+        let schema = schema_of(&shown.api_version(), &shown.kind).ok_or("the kind has no schema")?;
         let decoded = schema::decode(schema, parsed, FieldValidation::Ignore);
-        return decoded.map(|(value, _)| value).map_err(|error| error.to_string());
+        let mut value = decoded.map_err(|error| error.to_string())?.0;
+        if shown.name == "scale" {
+            scale_object::show_replicas(&mut value);
+        }
+        return Ok(value);
     }
     let decoded = kind.strategy().decode(parsed, FieldValidation::Ignore);
     let mut value = decoded.map_err(|error| error.to_string())?.0;

@@ -2,14 +2,20 @@
 
 use std::sync::LazyLock;
 
-use coracle_kinds::Resource;
+use coracle_kinds::{Resource, kind::schema_of, ownership};
 use coracle_managed_fields::{ApplyRequest, FieldSet, Managers, Schema, SingleVersion, Updater};
 use serde_json::Value;
 
-use crate::object_meta::metadata_mut;
+use crate::{admit::Attributes, object_meta::metadata_mut};
 
-/// Merges fields into an object by the rules of server-side apply, without recording an owner.
-pub(super) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::result::Result<Value, String> {
+/// Merges fields into an object by the rules of server-side apply, without recording an owner. `kind` is the version of
+/// the resource that the policy gets.
+pub(super) fn merge(
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    live: &Value,
+    mut config: Value,
+) -> std::result::Result<Value, String> {
     static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
     let Some(fields) = config.as_object_mut() else {
         return Err("the configuration is not an object".to_owned());
@@ -17,8 +23,14 @@ pub(super) fn merge(kind: &Resource, live: &Value, mut config: Value) -> std::re
     for field in ["apiVersion", "kind"] {
         fields.insert(field.to_owned(), live[field].clone());
     }
-    let (schema, of) = kind.strategy().ownership().unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
-    let api_version = kind.api_version();
+    let shown = attributes.shown_as();
+    let known = match shown {
+        Some(shown) => schema_of(&shown.api_version(), &shown.kind).and_then(ownership::of_schema),
+        None => kind.strategy().ownership(),
+    };
+    let (schema, of) = known.unwrap_or_else(|| (&*UNKNOWN, Schema::deduced()));
+    let own_version = shown.map(|shown| shown.api_version());
+    let api_version = own_version.as_deref().unwrap_or_else(|| kind.api_version());
     let versions = SingleVersion { api_version, schema, of };
     let ignored = FieldSet::default();
     let updater = Updater { versions: &versions, api_version, subresource: "", ignored: &ignored, now: "" };

@@ -12,8 +12,7 @@ use super::{
     versioned,
 };
 use crate::{
-    admit::{Admission, Admit, Attributes, Operation, expression::Subject, webhook::completed},
-    convert,
+    admit::{Admission, Admit, Attributes, Operation, expression::Subject, webhook},
     error::{ApiError, Result},
 };
 
@@ -155,16 +154,13 @@ impl Invocation<'_> {
             }
             self.mutate(attributes, kind, &subject, &mut objects)
         };
-        let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await?;
+        let mutated = self.policy.run(&subject, is_heavy, mutate).await?;
         match mutated {
             Ok(true) => {}
             other => return Ok(other),
         }
         if objects.new != before {
-            *object = match attributes.own_object() {
-                Some(_) => objects.new,
-                None => convert::between(kind, attributes.kind, objects.new).await?,
-            };
+            webhook::replace(attributes, kind, object, objects.new).await?;
         }
         Ok(Ok(true))
     }
@@ -196,9 +192,6 @@ fn patched(
     object: &Value,
     patch: Patch,
 ) -> std::result::Result<Value, String> {
-    if attributes.subresource == "scale" {
-        return Err("policies cannot change the subresource scale".to_owned());
-    }
     let new = match patch {
         Patch::Json(operations) => match patch::json(object, &operations) {
             Ok(new) => new,
@@ -206,11 +199,10 @@ fn patched(
             Err(error) if error.to_string().contains("value did not match") => return Ok(object.clone()),
             Err(error) => return Err(format!("JSON Patch: {error}")),
         },
-        Patch::Apply(config) => {
-            merge(kind, object, config).map_err(|error| format!("error applying patch: {error}"))?
-        }
+        Patch::Apply(config) => merge(attributes, kind, object, config)
+            .map_err(|error| format!("error applying patch: {error}"))?,
     };
-    completed(attributes, kind, new)
+    webhook::completed(attributes, kind, new)
 }
 
 /// Denies the request, unless the failure policy is `Ignore` and applies to the reason.

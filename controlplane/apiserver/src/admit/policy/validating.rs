@@ -105,7 +105,7 @@ async fn evaluate_policy(
             let is_heavy = is_heavy(&objects, params, number);
             let began = Instant::now();
             let evaluate = || policy.rules.evaluate(&subject.input(&objects, params));
-            let mut outcome = policy.run(attributes.cost, is_heavy, evaluate).await?;
+            let mut outcome = policy.run(&subject, is_heavy, evaluate).await?;
             if !policy.rules.fails && attributes.cost.is_exhausted() {
                 outcome.denials.push(invalid(TOO_COSTLY.to_owned()));
             }

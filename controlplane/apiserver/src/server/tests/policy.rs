@@ -1,6 +1,7 @@
 //! Admission policies in CEL.
 
 use super::*;
+use crate::remote::tests::Hook;
 
 const GROUP: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
@@ -207,6 +208,35 @@ async fn a_mutating_policy_changes_the_object() {
 }
 
 #[tokio::test]
+async fn a_mutating_policy_changes_the_replicas_of_a_scale() {
+    let server = Fixture::new().await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    let made = server.post(deployments, json!({"metadata": {"name": "d"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let spec = json!({
+        "reinvocationPolicy": "Never", "matchConstraints": constraints("deployments/scale"),
+        "matchConditions": [{"name": "n", "expression": "object.kind == 'Scale' && object.spec.replicas > 5"}],
+        "mutations": [
+            {"patchType": "ApplyConfiguration", "applyConfiguration": {"expression": "Object{spec: Object.spec{replicas: 0}}"}},
+            {"patchType": "JSONPatch", "jsonPatch": {"expression":
+                "[JSONPatch{op: 'replace', path: '/spec/replicas', value: object.spec.replicas + 4}]"}},
+        ],
+    });
+    make(&server, "mutatingadmissionpolicies", "p", spec).await;
+    bind(&server, "mutating", "b", json!({})).await;
+    for (sent, stored) in [(9, 4), (2, 2)] {
+        let scaled =
+            server.merge(&format!("{deployments}/d/scale"), json!({"spec": {"replicas": sent}})).await;
+        assert_eq!((scaled.code, &scaled.body["spec"]["replicas"]), (200, &stored.into()), "{}", scaled.body);
+        let deployment = server.get(&format!("{deployments}/d")).await.body;
+        assert_eq!(deployment["spec"]["replicas"], stored, "{deployment}");
+    }
+}
+
+#[tokio::test]
 async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
     let server = Fixture::new().await;
     let mut matched = constraints("configmaps");
@@ -222,6 +252,43 @@ async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
     // The generated name differs from the excluded name: for example `skipx7f2d`.
     let generated = server.post(MAPS, json!({"metadata": {"generateName": "skip"}})).await;
     assert_eq!((generated.code, &generated.body["metadata"]["labels"]), (201, &json!({"a": "b"})));
+}
+
+#[tokio::test]
+async fn an_expression_asks_an_authorization_webhook() {
+    let hook = Hook::start(|body| {
+        let allowed = body["spec"]["user"] == "system:serviceaccount:default:robot"
+            && body["spec"]["resourceAttributes"]["verb"] == "fly";
+        (200, json!({"status": {"allowed": allowed}}).to_string())
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("authorization.json");
+    let webhook = json!({"timeout": "30s", "subjectAccessReviewVersion": "v1", "failurePolicy": "NoOpinion",
+        "connectionInfo": {"type": "KubeConfigFile", "kubeConfigFile": hook.file()}});
+    let file = json!({"apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthorizationConfiguration",
+        "authorizers": [{"type": "RBAC", "name": "rbac"}, {"type": "Webhook", "name": "hook", "webhook": webhook}]});
+    std::fs::write(&path, file.to_string()).unwrap();
+    let api = open_with(directory.path(), |config| config.authorization.file = Some(path)).await;
+    let server = Fixture { api, directory };
+    let check = "authorizer.serviceAccount('default', 'robot').group('').resource('configmaps').check";
+    let validations = json!([
+        {"expression": format!("{check}(object.data.verb).allowed()"), "message": "the robot may not do this"},
+        {"expression": format!("!{check}('swim').allowed()")},
+    ]);
+    let spec = json!({"matchConstraints": constraints("configmaps"), "validations": validations});
+    make(&server, "validatingadmissionpolicies", "p", spec).await;
+    bind(&server, "validating", "b", json!({})).await;
+    for (verb, code) in [("fly", 201), ("crawl", 422)] {
+        let answer = server.post(MAPS, map(verb, json!({"verb": verb}))).await;
+        assert_eq!(answer.code, code, "{verb}: {}", answer.body);
+    }
+    let bodies = hook.bodies.lock().unwrap().clone();
+    let verbs = bodies.iter().map(|body| &body["spec"]["resourceAttributes"]["verb"]);
+    let asked: Vec<&str> = verbs.filter_map(Value::as_str).collect();
+    let of_robot: Vec<&str> =
+        asked.into_iter().filter(|verb| ["fly", "swim", "crawl"].contains(verb)).collect();
+    assert_eq!(of_robot, ["fly", "swim", "crawl"], "each check is sent once");
 }
 
 #[tokio::test]

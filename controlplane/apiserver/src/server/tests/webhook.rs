@@ -360,6 +360,40 @@ async fn a_webhook_of_the_status_changes_only_the_status() {
 }
 
 #[tokio::test]
+async fn a_webhook_changes_the_replicas_of_a_scale() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let replicas = request["object"]["spec"]["replicas"].as_i64().unwrap_or_default();
+        let patch = json!([{"op": "replace", "path": "/spec/replicas", "value": replicas.min(3)}]);
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode(patch.to_string())})
+    })
+    .await;
+    let deployments = "/apis/apps/v1/namespaces/default/deployments";
+    let template =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let spec = json!({"selector": {"matchLabels": {"a": "b"}}, "template": template});
+    let made = server.post(deployments, json!({"metadata": {"name": "d"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let rule = json!({"operations": ["UPDATE"], "apiGroups": ["apps"], "apiVersions": ["v1"],
+        "resources": ["deployments/scale"]});
+    configure(&server, "mutating", webhook.configuration(json!({"rules": [rule]}))).await;
+    for (sent, stored) in [(9, 3), (2, 2), (0, 0)] {
+        let scaled =
+            server.merge(&format!("{deployments}/d/scale"), json!({"spec": {"replicas": sent}})).await;
+        assert_eq!(scaled.code, 200, "{}", scaled.body);
+        assert_eq!(
+            (&scaled.body["kind"], &scaled.body["spec"]["replicas"]),
+            (&"Scale".into(), &stored.into())
+        );
+        let deployment = server.get(&format!("{deployments}/d")).await.body;
+        assert_eq!(deployment["spec"]["replicas"], stored, "{deployment}");
+    }
+    let kinds: Vec<Value> =
+        webhook.requests().iter().map(|request| request["object"]["kind"].clone()).collect();
+    assert_eq!(kinds, ["Scale", "Scale", "Scale"]);
+}
+
+#[tokio::test]
 async fn match_conditions_select_requests() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|_| json!({"allowed": false})).await;
