@@ -163,11 +163,12 @@ impl Scheduler {
         self.report(pod, NotScheduled::Unschedulable, message, nominated);
     }
 
-    /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. The pod
-    /// keeps its nominated node.
+    /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. As
+    /// upstream, the pod loses its nominated node: the next attempt would use that node first, although the error may be
+    /// there.
     pub(super) fn report_error(&mut self, pod: &Pod, message: String) {
-        let nominated = pod.status.nominated_node_name.clone();
-        self.report(pod, NotScheduled::SchedulerError, message, nominated);
+        self.end_nomination(pod.uid(), "");
+        self.report(pod, NotScheduled::SchedulerError, message, None);
     }
 
     /// Records an event about a pod without a node, and writes its condition.
@@ -310,7 +311,9 @@ mod tests {
         let mut pod = fixture::pod("p", json!({"containers": [{}]}));
         pod.status.nominated_node_name = Some("a".to_owned());
         pod.metadata.resource_version = Some("7".to_owned());
+        scheduler.snapshot.nominate(&pod, "a");
         scheduler.report_error(&pod, "running Bind".to_owned());
+        assert!(!scheduler.snapshot.is_nominated("p"));
         scheduler.report_refusal(&pod, "0/1 nodes are available".to_owned(), None);
         let mut found = Vec::new();
         for _ in 0..2 {
@@ -323,7 +326,7 @@ mod tests {
         // The two requests run concurrently, so their order is not defined.
         found.sort_by_key(|(reason, ..)| reason.to_string());
         // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
-        let error = (json!("SchedulerError"), json!("a"), json!("7"));
+        let error = (json!("SchedulerError"), json!(null), json!("7"));
         assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }
 
