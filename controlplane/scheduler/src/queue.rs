@@ -9,8 +9,8 @@
 //! ```
 //! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
 //! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
-//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off. While no pod is
-//! ready, pods in back-off are tried early, except after errors. Source: `SchedulerPopFromBackoffQ` of upstream.
+//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off. While no pod
+//! is ready, pods in back-off are tried early, except after errors. Source: `SchedulerPopFromBackoffQ` of upstream.
 
 mod entry;
 
@@ -33,8 +33,8 @@ use coracle_values::object::ObjectExt;
 /// Time after which a refused pod is retried even without a change that may help it, as upstream.
 const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 
-/// After an attempt for a pod in back-off, the next one waits for the duration of the attempt times this factor. So these
-/// attempts take at most a tenth of the scheduler's time, however many changes may help refused pods.
+/// After an attempt for a pod in back-off, the next one waits for the duration of the attempt times this factor. So
+/// these attempts take at most a tenth of the scheduler's time, however many changes may help refused pods.
 const EARLY_DELAY_FACTOR: u32 = 9;
 
 /// Names of events in metrics, as upstream. [`Changes::event`] has the names for changes.
@@ -265,8 +265,8 @@ impl Queue {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
-    /// The time at which the next pod can be tried: now, the end of the first back-off, or before that end. `None` if no pod is ready or
-    /// in back-off.
+    /// The time at which the next pod can be tried: now, the end of the first back-off, or before that end. `None` if
+    /// no pod is ready or in back-off.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());

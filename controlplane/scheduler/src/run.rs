@@ -65,9 +65,9 @@ struct Scheduler {
     recorder: Recorder,
     queue: Queue,
     snapshot: Snapshot,
-    /// The uids of pods that are being bound. A pod leaves the set when its binding fails, or when the watch or a new list
-    /// shows its state. The set has no expiry, like upstream's cache: a delayed watch must not free the
-    /// resources of a bound pod.
+    /// The uids of pods that are being bound. A pod leaves the set when its binding fails, or when the watch or a new
+    /// list shows its state. The set has no expiry, like upstream's cache: a delayed watch must not free the resources
+    /// of a bound pod.
     assumed: HashSet<String>,
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.

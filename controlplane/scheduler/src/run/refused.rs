@@ -127,8 +127,8 @@ impl Scheduler {
     }
 
     /// Follows the nominated node in the status of a waiting pod, which others may set. After a restart all nominations
-    /// come from there. A status without a node ends the nomination only if the last status had a node: before that, the
-    /// scheduler's own write of the node has not arrived. Source: `UpdateNominatedPod` of upstream.
+    /// come from there. A status without a node ends the nomination only if the last status had a node. Otherwise the
+    /// scheduler's own write of the node has not arrived yet. Source: `UpdateNominatedPod` of upstream.
     pub(super) fn follow_nomination(&mut self, pod: &Pod) {
         fn nominated(pod: &Pod) -> Option<&str> {
             pod.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())
@@ -164,8 +164,8 @@ impl Scheduler {
     }
 
     /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. As
-    /// upstream, the pod loses its nominated node: the next attempt would use that node first, although the error may be
-    /// there.
+    /// upstream, the pod loses its nominated node: otherwise the next attempt would use that node first, although the
+    /// error may be there.
     pub(super) fn report_error(&mut self, pod: &Pod, message: String) {
         self.end_nomination(pod.uid(), "");
         self.report(pod, NotScheduled::SchedulerError, message, None);
@@ -436,7 +436,7 @@ mod tests {
         fixture::pod(name, json!({"priority": priority, "containers": [container]}))
     }
 
-    /// The requests with the name of a pod after a preemption by `p`, and whether the pod `waiting` of a lower priority is
+    /// The requests about pods after a preemption by the pod `p`, and whether the pod `waiting` of a lower priority is
     /// still nominated for the node.
     async fn preempt_with_waiting_pod(victim: Pod) -> (Vec<String>, bool) {
         let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
