@@ -2,6 +2,8 @@
 
 import random
 
+from extras import Extras
+
 NAMESPACES = ["red", "green", "blue"]
 APPS = ["web", "db", "queue", "batch"]
 ZONES = ["z1", "z2", "z3", "z4"]
@@ -31,6 +33,8 @@ class Generator:
         # A separate generator, so that the other parts of a case are the same as in earlier versions.
         self.declaring = random.Random(f"declared features {seed}")
         self.declares = self.declaring.random() < 0.2
+        self.extras = Extras(seed, with_devices="volumes" not in self.features)
+        self.kinds = self.extras.kinds
 
     def has(self, feature, chance=0.5):
         return feature in self.features and self.random.random() < chance
@@ -75,7 +79,8 @@ class Generator:
             if self.has("nominated", 0.3):
                 pod["status"] = {"nominatedNodeName": self.pick(self.names)}
         self.budgets()
-        return {"nodes": self.nodes, "pods": pods, "pending": pending, "others": self.others}
+        self.others += self.extras.apply(self.names, pods, pending)
+        return {"nodes": self.nodes, "pods": pods, "pending": pending, "others": self.others, "config": self.extras.config()}
 
     def meta(self, name, namespace=None, labels=None):
         meta = {"name": name, "uid": f"uid-{namespace or ''}-{name}", "creationTimestamp": "2026-01-01T00:00:00Z"}

@@ -14,7 +14,9 @@ import sys
 from cases import Generator
 
 # Code paths that the cases must exercise.
-PARTS = ["bound", "refused", "made room", "pre-filter"]
+PARTS = ["bound", "refused", "made room", "pre-filter", "gated"]
+# Kinds of cases that must occur.
+KINDS = ["configuration", "devices", "disks", "gates"]
 
 
 def start(command):
@@ -47,6 +49,8 @@ def part(decision):
         return "bound"
     if "victims" in decision:
         return "made room"
+    if decision["message"] == "gated":
+        return "gated"
     reason = decision["message"].split("available: ")[-1]
     return "refused" if reason[:1].isdigit() else "pre-filter"
 
@@ -56,7 +60,9 @@ def main():
     programs = [start([theirs]), start([ours])]
     counts, different, pods = collections.Counter(), 0, 0
     for seed in range(first, first + count):
-        case = Generator(seed).case()
+        generator = Generator(seed)
+        case = generator.case()
+        counts.update(generator.kinds)
         text = json.dumps(case)
         for program in programs:
             program.stdin.write(text + "\n")
@@ -74,8 +80,8 @@ def main():
     for program in programs:
         program.stdin.close()
         program.wait()
-    print(f"{count} cases, {pods} pods:", ", ".join(f"{name} {counts[name]}" for name in PARTS))
-    missing = [name for name in PARTS if not counts[name]] if count >= 100 else []
+    print(f"{count} cases, {pods} pods:", ", ".join(f"{name} {counts[name]}" for name in PARTS + KINDS))
+    missing = [name for name in PARTS + KINDS if not counts[name]] if count >= 100 else []
     if different or missing:
         print(f"{different} cases differ", f"not exercised: {missing}" if missing else "")
         sys.exit(1)

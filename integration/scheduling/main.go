@@ -1,4 +1,5 @@
-// Command scheduler schedules pods with the unmodified plugins of kube-scheduler, in its default profile.
+// Command scheduler schedules pods with the unmodified plugins of kube-scheduler, in its default profile or the profile of
+// the case.
 //
 // Each line of the standard input is a case: the objects of a cluster, and pods without a node. Each line of the output
 // has the decisions on these pods, in order. A pod is put on the best node, the first one by name, before the next pod.
@@ -25,6 +26,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
+	configscheme "k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	"k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
@@ -38,7 +40,12 @@ type clusterCase struct {
 	Pods    []*v1.Pod         `json:"pods"`
 	Pending []*v1.Pod         `json:"pending"`
 	Others  []json.RawMessage `json:"others"`
+	// Config is a KubeSchedulerConfiguration with one profile.
+	Config json.RawMessage `json:"config"`
 }
+
+// gated is the message of a pod that does not enter the scheduling queue.
+const gated = "gated"
 
 // firstStart is when the first pending pod starts, in seconds since 1970. The pods of the cluster start earlier.
 const firstStart = 1800000000
@@ -94,7 +101,11 @@ func decide(one *clusterCase) ([]decision, error) {
 	client := fake.NewClientset(objects...)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	recorder := profile.RecorderFactory(func(string) events.EventRecorderLogger { return &events.FakeRecorder{} })
-	sched, err := scheduler.New(ctx, client, factory, nil, recorder)
+	options, err := schedulerOptions(one.Config)
+	if err != nil {
+		return nil, err
+	}
+	sched, err := scheduler.New(ctx, client, factory, nil, recorder, options...)
 	if err != nil {
 		return nil, err
 	}
@@ -117,9 +128,18 @@ func decide(one *clusterCase) ([]decision, error) {
 	var decisions []decision
 	for index, pod := range one.Pending {
 		*snapshot = *cache.NewSnapshot(placed, one.Nodes)
-		made := schedule(ctx, frame, preemption, snapshot, pod)
+		state := framework.NewCycleState()
+		made := schedule(ctx, frame, preemption, snapshot, state, pod)
 		if node := best(made.Scores); node != "" {
 			sched.SchedulingQueue.DeleteNominatedPodIfExists(pod)
+			// The devices of a pod are not free for the next pods.
+			if len(pod.Spec.ResourceClaims) > 0 {
+				if status := frame.RunReservePluginsReserve(ctx, state, pod, node); !status.IsSuccess() {
+					made.Message = status.Message()
+					decisions = append(decisions, made)
+					continue
+				}
+			}
 			bound := pod.DeepCopy()
 			bound.Spec.NodeName = node
 			// Without start times the order of victims with the same priority is not defined.
@@ -130,6 +150,22 @@ func decide(one *clusterCase) ([]decision, error) {
 		decisions = append(decisions, made)
 	}
 	return decisions, nil
+}
+
+// schedulerOptions are the options for a configuration. Without a configuration, the scheduler has its default profile.
+func schedulerOptions(raw json.RawMessage) ([]scheduler.Option, error) {
+	if len(raw) == 0 || string(raw) == "null" {
+		return nil, nil
+	}
+	decoded, _, err := configscheme.Codecs.UniversalDecoder().Decode(raw, nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	read, ok := decoded.(*config.KubeSchedulerConfiguration)
+	if !ok {
+		return nil, fmt.Errorf("the configuration has the type %T", decoded)
+	}
+	return []scheduler.Option{scheduler.WithProfiles(read.Profiles...)}, nil
 }
 
 // clusterObjects are the objects that the scheduler reads by informers.
@@ -153,14 +189,19 @@ func clusterObjects(one *clusterCase) ([]runtime.Object, error) {
 }
 
 // schedule decides on one pod, as the method schedulePod of the scheduler does, but on all nodes.
-func schedule(ctx context.Context, frame framework.Framework, preemption *defaultpreemption.DefaultPreemption, snapshot *cache.Snapshot, pod *v1.Pod) decision {
+func schedule(ctx context.Context, frame framework.Framework, preemption *defaultpreemption.DefaultPreemption, snapshot *cache.Snapshot, state fwk.CycleState, pod *v1.Pod) decision {
 	made := decision{Pod: pod.Name}
+	for _, plugin := range frame.PreEnqueuePlugins() {
+		if !plugin.PreEnqueue(ctx, pod).IsSuccess() {
+			made.Message = gated
+			return made
+		}
+	}
 	nodes, _ := snapshot.NodeInfos().List()
 	if len(nodes) == 0 {
 		made.Message = scheduler.ErrNoNodesAvailable.Error()
 		return made
 	}
-	state := framework.NewCycleState()
 	diagnosis := framework.Diagnosis{NodeToStatus: framework.NewDefaultNodeToStatus()}
 	result, status, plugins := frame.RunPreFilterPlugins(ctx, state, pod)
 	var fitting []fwk.NodeInfo
@@ -175,6 +216,15 @@ func schedule(ctx context.Context, frame framework.Framework, preemption *defaul
 		if !result.AllNodes() {
 			text := fmt.Sprintf("node(s) didn't satisfy plugin(s) %v", sets.List(plugins))
 			diagnosis.NodeToStatus.SetAbsentNodesStatus(fwk.NewStatus(fwk.UnschedulableAndUnresolvable, text))
+		}
+		// As the method evaluateNominatedNode of the scheduler does.
+		if nominated, err := snapshot.NodeInfos().Get(pod.Status.NominatedNodeName); err == nil && nominated.Node() != nil {
+			status := frame.RunFilterPluginsWithNominatedPods(ctx, state, pod, nominated)
+			if status.IsSuccess() {
+				fitting = append(fitting, nominated)
+				break
+			}
+			diagnosis.NodeToStatus.Set(nominated.Node().Name, status)
 		}
 		for _, node := range nodes {
 			if !result.AllNodes() && !result.NodeNames.Has(node.Node().Name) {

@@ -116,6 +116,13 @@ pub(crate) async fn mark_not_scheduled(
     api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
+/// Removes the nominated node from the status of a pod.
+pub(crate) async fn clear_nominated_node(client: Client, pod: &Pod) -> Result<(), Error> {
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": null}});
+    let api: Api<Pod> = Api::namespaced(client, pod.namespace());
+    api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+}
+
 /// Sets the condition `DisruptionTarget` of a victim of preemption, then deletes the victim. A victim that does not
 /// exist any more is not an error.
 pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {

@@ -16,6 +16,9 @@ use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use crate::extender::Extender;
 use crate::metrics::SchedulerMetrics;
 
+#[cfg(test)]
+pub(crate) use plugins::FILTERS;
+
 /// Configuration of the scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchedulerConfig {
@@ -209,7 +212,12 @@ impl SchedulerConfig {
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let failed = |reason: String| ConfigError { path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        file::parse(&text).map_err(failed)
+        Self::parse(&text).map_err(failed)
+    }
+
+    /// Reads the text of a configuration file. The error names the invalid field.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        file::parse(text)
     }
 
     /// The order of waiting pods. All profiles share one queue, so upstream's order applies if one profile names the

@@ -127,6 +127,8 @@ pub(crate) fn decide_measured(
 pub(crate) struct Ranked {
     /// The nodes that can run the pod.
     pub(crate) nodes: Vec<RankedNode>,
+    /// Whether the only node is the pod's nominated node, and no other node was checked.
+    pub(crate) only_nominated: bool,
     refused: BTreeMap<String, Refused>,
 }
 
@@ -153,6 +155,8 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if let Some(named) = named(pod, profile) {
         refuse_unnamed(&named, snapshot, &mut found.refused);
     }
+    let nominated = pod.status.nominated_node_name.as_deref();
+    let only_nominated = found.fitting.iter().any(|node| Some(node.properties.name.as_str()) == nominated);
     let totals = score::totals(pod, profile, found.score_inputs(snapshot));
     let nodes = found.fitting.iter().zip(totals);
     let ranked = nodes.map(|(node, score)| {
@@ -162,7 +166,7 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     let nodes = ranked.collect();
     let refused = found.refused.into_iter();
     let refused = refused.map(|(name, refused)| (name.to_owned(), Arc::unwrap_or_clone(refused))).collect();
-    Ok(Ranked { nodes, refused })
+    Ok(Ranked { nodes, only_nominated, refused })
 }
 
 /// The first of these nodes that can run the pod now.
@@ -259,14 +263,18 @@ fn filter_nodes<'a>(
         reads_others: prepared.reads_others(),
         outcomes: outcomes.table(is_equal, || NodeInput::of(pod, profile, needs)),
         refused_by_nominated,
+        checked: None,
         fitting: Vec::with_capacity(wanted),
         scores: Vec::with_capacity(wanted),
         refused: Vec::new(),
         computed: Computed::default(),
     };
-    match &named {
-        Some(named) => search.check_named(named, wanted)?,
-        None => search.check_all(wanted)?,
+    search.check_nominated();
+    if search.fitting.is_empty() {
+        match &named {
+            Some(named) => search.check_named(named, wanted)?,
+            None => search.check_all(wanted)?,
+        }
     }
     let Search { fitting, scores, mut refused, computed, .. } = search;
     if let (Some(named), true) = (&named, fitting.is_empty()) {
@@ -598,6 +606,40 @@ mod tests {
             ranked.unschedulable(ExtenderResult { refused: refused.into(), ..ExtenderResult::default() });
         let message = "0/3 nodes are available: 1 node(s) were unschedulable, 2 no licence.";
         assert_eq!((refused.message.as_str(), refused.resolvable), (message, ["a".to_owned()].into()));
+    }
+
+    #[test]
+    fn the_nominated_node_is_used_if_it_fits() {
+        let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
+        let profile = Profile::default();
+        let container = |cpu: &str| json!([{"resources": {"requests": {"cpu": cpu}}}]);
+        let nominated = |cpu: &str, node: &str| {
+            let mut pod = fixture::pod("p", json!({"containers": container(cpu)}));
+            pod.status.nominated_node_name = Some(node.to_owned());
+            pod
+        };
+        snapshot.place(&fixture::pod("other", json!({"containers": container("2")})), "a");
+        let mut node = |pod: &Pod| decide(pod, &profile, &mut snapshot).unwrap();
+        assert_eq!(node(&nominated("1", "absent")), "b", "the better node");
+        assert_eq!(node(&nominated("1", "a")), "a");
+        assert_eq!(node(&nominated("3", "a")), "b", "the nominated node does not fit");
+        let ranked = rank(&nominated("1", "a"), &profile, &mut snapshot).unwrap();
+        assert_eq!((ranked.nodes.len(), ranked.only_nominated), (1, true));
+        let ranked = rank(&nominated("3", "a"), &profile, &mut snapshot).unwrap();
+        assert!(!ranked.only_nominated);
+        let refused = decide(&nominated("5", "a"), &profile, &mut snapshot).unwrap_err();
+        assert_eq!(refused.message, "0/2 nodes are available: 2 Insufficient cpu.");
+        // As upstream, the nominated node has the reason of its filter, even if the node affinity names other nodes.
+        let field = json!({"key": "metadata.name", "operator": "In", "values": ["b"]});
+        let terms = json!({"nodeSelectorTerms": [{"matchFields": [field]}]});
+        let mut named = nominated("5", "a");
+        named.spec.affinity = serde_json::from_value(json!({"nodeAffinity":
+            {"requiredDuringSchedulingIgnoredDuringExecution": terms}}))
+        .unwrap();
+        let refused = decide(&named, &profile, &mut snapshot).unwrap_err();
+        let message = "0/2 nodes are available: 1 Insufficient cpu, \
+                       1 node(s) didn't match Pod's node affinity/selector.";
+        assert_eq!(refused.message, message);
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub(crate) struct Victim {
     started: Option<Timestamp>,
     /// Whether the removal of the pod violates a disruption budget.
     pub(crate) violates: bool,
+    /// Whether the pod is already being deleted.
+    pub(crate) terminating: bool,
 }
 
 impl Victim {
@@ -40,6 +42,7 @@ impl Victim {
             priority: placed.priority,
             started: placed.started,
             violates,
+            terminating: placed.terminating,
         }
     }
 }

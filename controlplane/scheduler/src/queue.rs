@@ -9,7 +9,10 @@
 //! ```
 //! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
 //! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
-//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off.
+//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off. While no pod
+//! is ready, pods in back-off are tried early, except after errors. Source: `SchedulerPopFromBackoffQ` of upstream.
+
+mod entry;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -17,82 +20,33 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use self::entry::{Entry, QueueState};
 use crate::config::QueueSort;
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
-use crate::metrics::{Attempt, QueueLengths, QueueName, RefusedPod, SchedulerMetrics};
+use crate::metrics::{Attempt, QueueLengths, QueueName, SchedulerMetrics};
 use crate::object::Pod;
-use crate::turn_queue::{QueueOrder, TurnQueue};
+use crate::turn_queue::TurnQueue;
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
 /// Time after which a refused pod is retried even without a change that may help it, as upstream.
 const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 
+/// After an attempt for a pod in back-off, the next one waits for the duration of the attempt times this factor. So
+/// these attempts take at most a tenth of the scheduler's time, however many changes may help refused pods.
+const EARLY_DELAY_FACTOR: u32 = 9;
+
 /// Names of events in metrics, as upstream. [`Changes::event`] has the names for changes.
 const ADDED: &str = "UnschedulablePodAdd";
 const UPDATED: &str = "UnschedulablePodUpdate";
 const FAILED: &str = "ScheduleAttemptFailure";
 const BACKOFF_ENDED: &str = "BackoffComplete";
+const TRIED_EARLY: &str = "PopFromBackoffQ";
 const TIMEOUT: &str = "UnschedulableTimeout";
 const ACTIVATED: &str = "ForceActivate";
 const CLAIM_CHANGED: &str = "resource.k8s.io/ResourceClaimUpdate";
 const VOLUME_CHANGED: &str = "PersistentVolumeClaimUpdate";
-
-/// The state of a pod in the queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum QueueState {
-    Ready(QueueOrder),
-    HeldBack(Instant, u64),
-    Unschedulable,
-    /// The pod waits for its group ([`Queue::wake`]).
-    Gated,
-    /// The pod was popped and is neither refused nor bound yet.
-    InFlight,
-}
-
-struct Entry {
-    /// The pod. The attempt and the binding share it.
-    pod: Arc<Pod>,
-    state: QueueState,
-    serial_number: u64,
-    /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
-    position: u64,
-    refusals: u32,
-    /// End of the back-off.
-    backoff_until: Option<Instant>,
-    /// Start of the current attempt. `None` after its result was counted.
-    started: Option<Instant>,
-    /// Start of the first attempt.
-    first_started: Option<Instant>,
-    /// Number of attempts so far.
-    attempts: u32,
-    /// Number of changes when the pod was popped.
-    popped_at: u64,
-    /// Changes of the pod's volumes and devices while the pod was in flight.
-    changes_in_flight: Changes,
-    /// The changes that may help a refused pod.
-    helped_by: Changes,
-    /// The time at which a refused pod is tried again without a change.
-    retry_at: Option<Instant>,
-    /// The pod in the metric of unschedulable pods, until the next attempt.
-    refused_by: Option<RefusedPod>,
-}
-
-impl Entry {
-    fn order(&self) -> QueueOrder {
-        QueueOrder(std::cmp::Reverse(self.pod.spec.priority.unwrap_or_default()), self.serial_number)
-    }
-
-    /// Cancels an attempt in which the pod was not tried. Such an attempt is not counted.
-    fn cancel_attempt(&mut self) {
-        self.started = None;
-        self.attempts = self.attempts.saturating_sub(1);
-        if self.attempts == 0 {
-            self.first_started = None;
-        }
-    }
-}
 
 /// The queue.
 pub(crate) struct Queue {
@@ -105,6 +59,12 @@ pub(crate) struct Queue {
     /// younger pods.
     ready: TurnQueue,
     held_back: BTreeMap<(Instant, u64), String>,
+    /// The held back pods that are tried early while no pod is ready, in the order of ready pods.
+    early: TurnQueue,
+    /// The time from which a pod may be tried early. `None` before the first early attempt.
+    early_from: Option<Instant>,
+    /// Start of the early attempt in progress.
+    early_started: Option<Instant>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
     /// Unschedulable pods by the time at which they are tried again without a change.
@@ -137,6 +97,9 @@ impl Queue {
             entries: HashMap::new(),
             ready: TurnQueue::new(sort),
             held_back: BTreeMap::new(),
+            early: TurnQueue::new(sort),
+            early_from: None,
+            early_started: None,
             unschedulable: HashMap::new(),
             retries: BTreeMap::new(),
             changes: 0,
@@ -162,22 +125,7 @@ impl Queue {
         }
         let Some(entry) = self.entries.get_mut(&uid) else {
             self.serial += 1;
-            let entry = Entry {
-                pod,
-                state: QueueState::InFlight,
-                serial_number: self.serial,
-                position: self.serial,
-                refusals: 0,
-                backoff_until: None,
-                started: None,
-                first_started: None,
-                attempts: 0,
-                popped_at: 0,
-                changes_in_flight: Changes::default(),
-                helped_by: Changes::ALL,
-                retry_at: None,
-                refused_by: None,
-            };
+            let entry = Entry::new(pod, self.serial);
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid, ADDED);
         };
@@ -206,10 +154,33 @@ impl Queue {
         }
         while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.remove();
+            // Requests that take so long do not delay the pod.
+            if let Some(entry) = self.entries.get_mut(&uid) {
+                entry.evictions = 0;
+            }
             self.help(&uid, Changes::ALL, TIMEOUT, now);
         }
-        let uid = self.ready.pop_first()?;
+        let uid = self.ready.pop_first().or_else(|| self.pop_early(now))?;
         self.start(&uid)
+    }
+
+    /// The first pod in back-off that can be tried early.
+    fn pop_early(&mut self, now: Instant) -> Option<String> {
+        if self.early_from.is_some_and(|from| from > now) {
+            return None;
+        }
+        let uid = self.early.pop_first()?;
+        self.early_started = Some(now);
+        self.remove_from_order(&uid);
+        self.metrics.pod_queued(QueueName::Active, TRIED_EARLY);
+        Some(uid)
+    }
+
+    /// Ends the attempt for the popped pod, which delays the next early attempt.
+    pub(crate) fn attempt_ended(&mut self, now: Instant) {
+        if let Some(start) = self.early_started.take() {
+            self.early_from = Some(now + (now - start) * EARLY_DELAY_FACTOR);
+        }
     }
 
     /// Pops this pod, even before the end of its back-off. `None` if the pod is in flight or gated.
@@ -277,7 +248,7 @@ impl Queue {
     /// Makes a popped pod ready at this time.
     pub(crate) fn hold_back(&mut self, uid: &str, until: Instant) {
         if let Some(entry) = self.entries.get_mut(uid).filter(|entry| entry.state == QueueState::InFlight) {
-            entry.state = QueueState::HeldBack(until, entry.serial_number);
+            entry.state = QueueState::HeldBack(until, None);
             entry.cancel_attempt();
             self.held_back.insert((until, entry.serial_number), uid.to_owned());
             self.metrics.pod_queued(QueueName::Backoff, FAILED);
@@ -294,13 +265,14 @@ impl Queue {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
-    /// The time at which the next pod is ready: now, or the end of the first back-off. `None` if no pod is ready or in
-    /// back-off.
+    /// The time at which the next pod can be tried: now, the end of the first back-off, or before that end. `None` if
+    /// no pod is ready or in back-off.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());
         }
-        self.held_back.keys().next().map(|(due, _)| *due)
+        let early = (!self.early.is_empty()).then(|| self.early_from.unwrap_or_else(Instant::now));
+        self.held_back.keys().next().map(|(due, _)| *due).into_iter().chain(early).min()
     }
 
     /// The time at which a pod is ready, or at which a refused pod is tried again without a change.
@@ -311,7 +283,14 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
+        self.set_failed(uid, false);
         self.refuse(uid, helped_by, Changes::default(), now);
+    }
+
+    fn set_failed(&mut self, uid: &str, failed: bool) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.failed = failed;
+        }
     }
 
     /// Sets the plugins that refused a pod, until its next attempt.
@@ -337,8 +316,9 @@ impl Queue {
         self.retries.insert((retry_at, entry.serial_number), uid.to_owned());
         let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
         let changes = newer.fold(entry.changes_in_flight | changes, |all, (one, _)| all | one);
+        entry.changes_in_flight = changes;
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
-        if helped_by.overlaps(changes) {
+        if entry.evictions == 0 && helped_by.overlaps(changes) {
             self.help(uid, changes, FAILED, now);
         } else {
             self.metrics.pod_queued(QueueName::Unschedulable, FAILED);
@@ -347,7 +327,27 @@ impl Queue {
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
+        self.set_failed(uid, true);
         self.refuse(uid, Changes::ALL, Changes::ALL, now);
+    }
+
+    /// Records the start of a request that evicts a pod for this pod. The pod is not tried again until
+    /// [`Self::eviction_ended`], because the next attempt would evict the same pods again.
+    pub(crate) fn eviction_started(&mut self, uid: &str) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.evictions += 1;
+        }
+    }
+
+    /// Records the end of a request that evicts a pod for this pod. After the last request, the changes during the
+    /// requests may help the pod.
+    pub(crate) fn eviction_ended(&mut self, uid: &str, now: Instant) {
+        let Some(entry) = self.entries.get_mut(uid) else { return };
+        entry.evictions = entry.evictions.saturating_sub(1);
+        if entry.evictions == 0 && entry.state == QueueState::Unschedulable {
+            let changes = std::mem::take(&mut entry.changes_in_flight);
+            self.help(uid, changes, ACTIVATED, now);
+        }
     }
 
     /// Records changes that may make refused pods schedulable. Only the pods that the changes may help are read.
@@ -397,8 +397,14 @@ impl Queue {
         self.entries.get(uid).filter(|entry| entry.state == QueueState::InFlight).map(|entry| &entry.pod)
     }
 
-    /// Retries a refused pod, as after a change that helps it.
+    /// A pod of the queue.
+    pub(crate) fn pod(&self, uid: &str) -> Option<&Arc<Pod>> {
+        self.entries.get(uid).map(|entry| &entry.pod)
+    }
+
+    /// Retries a pod after a failed request about it. The pod waits for the end of its back-off.
     pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
+        self.set_failed(uid, true);
         self.help(uid, Changes::ALL, ACTIVATED, now);
     }
 
@@ -411,10 +417,17 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         match (entry.state, entry.backoff_until) {
             (QueueState::Unschedulable, _) if !entry.helped_by.overlaps(changes) => {}
+            (QueueState::Unschedulable, _) if entry.evictions > 0 => {
+                entry.changes_in_flight = entry.changes_in_flight | changes;
+            }
             (QueueState::Unschedulable, Some(until)) if until > now => {
-                let (serial_number, helped_by) = (entry.serial_number, entry.helped_by);
-                entry.state = QueueState::HeldBack(until, serial_number);
-                self.held_back.insert((until, serial_number), uid.to_owned());
+                let helped_by = entry.helped_by;
+                let early = (!entry.failed).then(|| entry.ready_order());
+                entry.state = QueueState::HeldBack(until, early);
+                self.held_back.insert((until, entry.serial_number), uid.to_owned());
+                if let Some(order) = early {
+                    self.early.insert(entry.pod.namespace(), order, uid.to_owned());
+                }
                 self.remove_unschedulable(uid, helped_by);
                 self.metrics.pod_queued(QueueName::Backoff, event);
             }
@@ -427,7 +440,7 @@ impl Queue {
     fn put_ready(&mut self, uid: &str, event: &'static str) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        let order = QueueOrder(entry.order().0, entry.position);
+        let order = entry.ready_order();
         entry.state = QueueState::Ready(order);
         self.ready.insert(entry.pod.namespace(), order, uid.to_owned());
         self.metrics.pod_queued(QueueName::Active, event);
@@ -437,8 +450,11 @@ impl Queue {
         let Some(entry) = self.entries.get(uid) else { return };
         match (entry.state, entry.helped_by) {
             (QueueState::Ready(order), _) => self.ready.remove(entry.pod.namespace(), order),
-            (QueueState::HeldBack(due, serial_number), _) => {
-                drop(self.held_back.remove(&(due, serial_number)))
+            (QueueState::HeldBack(due, early), _) => {
+                self.held_back.remove(&(due, entry.serial_number));
+                if let Some(order) = early {
+                    self.early.remove(entry.pod.namespace(), order);
+                }
             }
             (QueueState::Unschedulable, helped_by) => self.remove_unschedulable(uid, helped_by),
             (QueueState::Gated, _) => self.gated = self.gated.saturating_sub(1),
@@ -599,12 +615,86 @@ mod tests {
         queue.change(Changes::POD_GONE, now);
         assert_eq!(queue.due(), None, "the pod was refused for properties of nodes");
         queue.change(Changes::NODE, now);
-        assert_eq!(pop(&mut queue, now), "");
-        assert_eq!(queue.due(), Some(now + Duration::from_secs(1)));
-        assert_eq!(pop(&mut queue, now + Duration::from_secs(1)), "p");
+        assert_eq!(queue.lengths(), QueueLengths { backoff: 1, ..QueueLengths::default() });
+        queue.add(pod("ready", json!({})));
+        assert_eq!(pop(&mut queue, now), "ready", "a pod in back-off comes after the ready pods");
+        assert!(queue.due().is_some_and(|due| due <= Instant::now()));
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["p", ""]);
         queue.refused("p", Changes::NODE, now);
         queue.change(Changes::NODE, now + Duration::from_secs(3));
+        assert_eq!(queue.lengths(), QueueLengths { active: 1, ..QueueLengths::default() });
         assert_eq!(pop(&mut queue, now), "p");
+    }
+
+    #[tokio::test]
+    async fn pods_in_back_off_are_tried_early_by_priority_but_not_after_an_error() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for (name, priority) in [("failed", 9), ("low", 0), ("high", 5), ("removed", 7)] {
+            queue.add(pod(name, json!({"priority": priority})));
+        }
+        while queue.pop(now).is_some() {}
+        queue.failed("failed", now);
+        for name in ["low", "high", "removed"] {
+            queue.refused(name, Changes::NODE, now);
+        }
+        queue.change(Changes::NODE, now);
+        queue.remove("removed");
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)], ["high", "low", ""]);
+        let end = now + Duration::from_secs(1);
+        assert_eq!(queue.due(), Some(end));
+        assert_eq!(pop(&mut queue, end), "failed");
+        queue.refused("failed", Changes::NODE, now);
+        queue.change(Changes::NODE, now);
+        assert_eq!(pop(&mut queue, now), "failed", "the last attempt has no error");
+        assert!(queue.early.is_empty() && queue.held_back.is_empty());
+    }
+
+    #[tokio::test]
+    async fn early_attempts_take_at_most_a_tenth_of_the_time() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for name in ["p", "q"] {
+            queue.add(pod(name, json!({})));
+            assert_eq!(pop(&mut queue, now), name);
+            queue.attempt_ended(now + Duration::from_millis(300));
+            queue.refused(name, Changes::NODE, now);
+        }
+        queue.change(Changes::NODE, now);
+        assert_eq!(pop(&mut queue, now), "p");
+        let end = now + Duration::from_millis(2);
+        queue.attempt_ended(end);
+        assert_eq!(pop(&mut queue, end), "");
+        queue.add(pod("ready", json!({})));
+        assert_eq!(pop(&mut queue, end), "ready", "ready pods do not wait");
+        queue.attempt_ended(end);
+        let next = now + Duration::from_millis(20);
+        assert_eq!(queue.due(), Some(next));
+        assert_eq!(pop(&mut queue, next), "q");
+    }
+
+    #[tokio::test]
+    async fn a_pod_is_not_tried_again_before_its_evictions_end() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({})));
+        assert_eq!(pop(&mut queue, now), "p");
+        queue.change(Changes::POD_GONE, now);
+        for _ in 0..2 {
+            queue.eviction_started("p");
+        }
+        queue.refused("p", Changes::POD_GONE, now);
+        assert_eq!(queue.due(), None);
+        queue.eviction_ended("p", now);
+        queue.change(Changes::POD_GONE, now);
+        assert_eq!(queue.due(), None, "one request is in flight");
+        queue.eviction_ended("p", now);
+        assert_eq!(pop(&mut queue, now), "p");
+        queue.eviction_started("p");
+        queue.refused("p", Changes::POD_GONE, now);
+        queue.eviction_ended("p", now);
+        assert_eq!(queue.due(), None, "no change may help the pod");
+        assert_eq!(pop(&mut queue, now + MAX_UNSCHEDULABLE), "p");
+        queue.eviction_started("p");
+        queue.refused("p", Changes::POD_GONE, now);
+        assert_eq!(pop(&mut queue, now + MAX_UNSCHEDULABLE), "p", "a request without an end");
     }
 
     #[tokio::test]

@@ -44,6 +44,7 @@ use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
+use refused::RequestEnd;
 
 /// Maximum number of events of pods that one turn of the scheduler's loop handles. A turn polls all inputs. This takes
 /// longer than the handling of a few events.
@@ -64,7 +65,9 @@ struct Scheduler {
     recorder: Recorder,
     queue: Queue,
     snapshot: Snapshot,
-    /// The uids of pods that are being bound.
+    /// The uids of pods that are being bound. A pod leaves the set when its binding fails, or when the watch or a new
+    /// list shows its state. The set has no expiry, like upstream's cache: a delayed watch must not free the resources
+    /// of a bound pod.
     assumed: HashSet<String>,
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
@@ -75,8 +78,8 @@ struct Scheduler {
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    /// Requests after an unsuccessful attempt. Each task returns the uid of the pod if the pod must be scheduled again.
-    marks: JoinSet<Option<String>>,
+    /// Requests after an unsuccessful attempt.
+    marks: JoinSet<RequestEnd>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
@@ -147,7 +150,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.all_bound(bound),
-            Some(done) = scheduler.marks.join_next() => scheduler.request_ended(done.ok().flatten()),
+            Some(Ok(end)) = scheduler.marks.join_next() => scheduler.request_ended(end),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
@@ -281,12 +284,7 @@ impl Scheduler {
                 self.queue.remove(pod.uid());
             }
         } else if pod.needs_node() && self.config.profile(pod.scheduler()).is_some() {
-            // After a restart the nominations are read from the pods.
-            if let (Some(node), false) =
-                (pod.status.nominated_node_name.clone(), self.snapshot.is_nominated(pod.uid()))
-            {
-                self.snapshot.nominate(&pod, &node);
-            }
+            self.follow_nomination(&pod);
             self.put_in_group(&pod, false);
             self.queue.add(pod);
         } else {
@@ -390,6 +388,12 @@ impl Scheduler {
     }
 
     fn schedule_next(&mut self) {
+        self.schedule_popped();
+        self.queue.attempt_ended(Instant::now());
+    }
+
+    /// Pops a pod and schedules it.
+    fn schedule_popped(&mut self) {
         let now = Instant::now();
         let Some(pod) = self.queue.pop(now) else { return };
         let config = self.config.clone();

@@ -5,13 +5,15 @@ use std::collections::BTreeMap;
 
 use coracle_values::object::{Key, ObjectExt};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::config::Profile;
-use crate::decide::{Unschedulable, filter, refused_beside_nominated, reserve_failed};
+use crate::config::{Profile, SchedulerConfig};
+use crate::decide::{Unschedulable, filter, refused_beside_nominated};
 use crate::object::{Namespace, Node, Pod, PodDisruptionBudget, decode};
 use crate::preempt::{candidates, disruption_cost, preempt, with_outcome};
+use crate::reserve::reserve;
 use crate::score;
 use crate::snapshot::Snapshot;
 
@@ -24,7 +26,13 @@ struct Case {
     /// Objects of other kinds.
     #[serde(default)]
     others: Vec<Value>,
+    /// A `KubeSchedulerConfiguration` with one profile. Without it, the pods have the default profile.
+    #[serde(default)]
+    config: Option<Value>,
 }
+
+/// Message of a pod that does not enter the queue, because it has scheduling gates, or its claims do not exist.
+const GATED: &str = "gated";
 
 /// Start time of the first pending pod, in seconds since 1970. The pods of the cluster start earlier.
 const FIRST_START: i64 = 1_800_000_000;
@@ -47,13 +55,14 @@ struct Decision {
     nominated: Vec<String>,
 }
 
-/// Schedules the pods of a JSON case in order, with the default profile. Each pod is placed on the best node (the first
-/// by name) before the next pod is scheduled.
+/// Schedules the pods of a JSON case in order, with the profile of the case or the default profile. Each pod is placed
+/// on the best node (the first by name) before the next pod is scheduled.
 ///
 /// # Errors
 /// The case does not have the format of the differential test.
 pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
     let case: Case = serde_json::from_str(case)?;
+    let profile = Profile { percentage: 100, ..profile_of(case.config.as_ref())? };
     let mut snapshot = Snapshot::default();
     for node in &case.nodes {
         snapshot.set_node(node);
@@ -71,8 +80,14 @@ pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
     }
     let pending = case.pending.into_iter().enumerate();
     let decisions: Vec<Decision> =
-        pending.map(|(index, pod)| decide(&mut snapshot, &started(pod, index))).collect();
+        pending.map(|(index, pod)| decide(&mut snapshot, &profile, &started(pod, index))).collect();
     serde_json::to_string(&decisions)
+}
+
+fn profile_of(config: Option<&Value>) -> Result<Profile, serde_json::Error> {
+    let Some(config) = config else { return Ok(Profile::default()) };
+    let config = SchedulerConfig::parse(&config.to_string()).map_err(serde_json::Error::custom)?;
+    config.profiles.into_iter().next().ok_or_else(|| serde_json::Error::custom("there is no profile"))
 }
 
 fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> {
@@ -101,7 +116,10 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
             let selector = serde_json::json!({"matchLabels": object["spec"]["selector"]});
             snapshot.selectors.set_workload("ReplicationController", key, &decode(&selector)?);
         }
-        _ => snapshot.volumes.add(&kind, &object)?,
+        _ => {
+            snapshot.volumes.add(&kind, &object)?;
+            snapshot.devices.add(&kind, &object)?;
+        }
     }
     Ok(())
 }
@@ -113,15 +131,18 @@ fn started(mut pod: Pod, index: usize) -> Pod {
     pod
 }
 
-fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
-    let profile = Profile { percentage: 100, ..Profile::default() };
+fn decide(snapshot: &mut Snapshot, profile: &Profile, pod: &Pod) -> Decision {
     let mut decision = Decision { pod: pod.name().to_owned(), ..Decision::default() };
-    let refused_by_nominated = refused_beside_nominated(pod, &profile, snapshot);
-    let refused = match filter(pod, &profile, snapshot, refused_by_nominated) {
+    if !(pod.needs_node() && snapshot.devices.has_claims_of(pod)) {
+        GATED.clone_into(&mut decision.message);
+        return decision;
+    }
+    let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
+    let refused = match filter(pod, profile, snapshot, refused_by_nominated) {
         Err(refused) => Some(refused),
         Ok(found) if found.fitting.is_empty() => Some(found.unschedulable()),
         Ok(found) => {
-            for (plugin, scores) in score::scores(pod, &profile, found.score_inputs(snapshot)) {
+            for (plugin, scores) in score::scores(pod, profile, found.score_inputs(snapshot)) {
                 for (node, score) in found.fitting.iter().zip(scores) {
                     decision.scores.entry(node.properties.name.clone()).or_default().insert(plugin, score);
                 }
@@ -135,14 +156,14 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
         let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
         if let Some(node) = best.map(|(node, _)| node.clone()) {
             snapshot.remove_nomination(pod.uid());
-            match snapshot.reserve_volumes(pod, &profile, &node) {
+            match reserve(pod, profile, snapshot, &node) {
                 Ok(_) => drop(snapshot.place(pod, &node)),
-                Err(why) => decision.message = reserve_failed("VolumeBinding", &why),
+                Err(why) => decision.message = why,
             }
         }
         return decision;
     };
-    make_room(snapshot, pod, &profile, &mut decision, refused);
+    make_room(snapshot, pod, profile, &mut decision, refused);
     decision
 }
 
@@ -180,6 +201,31 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+
+    #[test]
+    fn a_case_can_have_a_configuration_and_gated_pods() {
+        let node = json!({"metadata": {"name": "a", "labels": {"disk": "ssd"}},
+            "status": {"allocatable": {"cpu": "4", "memory": "8Gi", "pods": "10"}}});
+        let pod = |name: &str, spec: Value| json!({"metadata": {"name": name, "namespace": "d", "uid": name}, "spec": spec});
+        let claims = json!([{"name": "c", "resourceClaimName": "absent"}]);
+        let pending = [
+            pod("with-gate", json!({"schedulingGates": [{"name": "g"}]})),
+            pod("without-claim", json!({"resourceClaims": claims})),
+            pod("refused", json!({})),
+        ];
+        let terms = json!([{"matchExpressions": [{"key": "disk", "operator": "In", "values": ["hdd"]}]}]);
+        let affinity =
+            json!({"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}});
+        let plugin = json!({"name": "NodeAffinity", "args": {"addedAffinity": affinity}});
+        let config = json!({"apiVersion": "kubescheduler.config.k8s.io/v1", "kind": "KubeSchedulerConfiguration",
+            "profiles": [{"pluginConfig": [plugin]}]});
+        let case = json!({"nodes": [node], "pods": [], "pending": pending, "config": config});
+        let decisions = decide_case(&case.to_string()).unwrap();
+        let decisions: Vec<Value> = serde_json::from_str(&decisions).unwrap();
+        let messages: Vec<&str> = decisions.iter().map(|one| one["message"].as_str().unwrap()).collect();
+        assert_eq!(messages[..2], ["gated", "gated"]);
+        assert!(messages[2].contains("scheduler-enforced node affinity"), "{}", messages[2]);
+    }
 
     /// Prints the rate of decisions; run it with `--ignored --nocapture`. Requests to the API server are not included.
     #[test]

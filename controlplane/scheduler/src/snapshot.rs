@@ -365,6 +365,14 @@ impl Snapshot {
         self.nominated.get(uid).map(|nominated| nominated.node.as_str())
     }
 
+    /// The uids of the waiting pods of a lower priority that are nominated for a node.
+    pub(crate) fn nominated_below(&self, node: &str, priority: i32) -> Vec<String> {
+        let lower = self.nominated.iter().filter(|(uid, other)| {
+            other.node == node && other.placed.priority < priority && !self.places.contains_key(uid.as_str())
+        });
+        lower.map(|(uid, _)| uid.clone()).collect()
+    }
+
     /// Whether other pods are evicted for this pod.
     pub(crate) fn is_nominated(&self, uid: &str) -> bool {
         self.nominated.contains_key(uid)

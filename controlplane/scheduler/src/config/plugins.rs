@@ -7,8 +7,8 @@ use super::{Profile, QueueSort, Weights};
 /// Maximum weight of a score, as upstream.
 const MAX_WEIGHT: i64 = i64::MAX / 100 / 64;
 
-/// The plugins that filter, in upstream's order.
-pub(super) const FILTERS: [&str; 13] = [
+/// The plugins that filter and can be disabled, in upstream's order.
+pub(crate) const FILTERS: [&str; 13] = [
     "NodeUnschedulable",
     "NodeName",
     "TaintToleration",

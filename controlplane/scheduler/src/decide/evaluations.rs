@@ -138,6 +138,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::config::FILTERS;
     use crate::decide::decide_measured;
     use crate::fixture;
     use crate::metrics::ExtensionPoint;
@@ -158,6 +159,13 @@ mod tests {
     fn three_nodes() -> Snapshot {
         let cordoned = fixture::node("c", json!({"/spec/unschedulable": true}));
         fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({})), cordoned])
+    }
+
+    #[test]
+    fn the_filters_have_the_order_of_the_configuration() {
+        let all: Vec<&str> = OF_NODE.iter().chain(OF_OTHERS).copied().collect();
+        // The last filter cannot be disabled.
+        assert_eq!(all.split_last(), Some((&"DynamicResources", FILTERS.as_slice())));
     }
 
     #[test]

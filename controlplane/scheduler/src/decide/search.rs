@@ -32,6 +32,8 @@ pub(super) struct Search<'s, 'a> {
     pub(super) outcomes: &'s mut Table<NodeOutcome>,
     /// Nodes that are already refused.
     pub(super) refused_by_nominated: HashMap<String, Refused>,
+    /// The pod's nominated node, after it was checked.
+    pub(super) checked: Option<&'a str>,
     pub(super) fitting: Vec<Candidate<'a>>,
     pub(super) scores: Vec<NodeScores>,
     pub(super) refused: RefusedNodes<'a>,
@@ -47,7 +49,8 @@ pub(super) fn wanted_nodes(percentage: u8, total: usize) -> usize {
     (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
-/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need these refusals.
+/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need these refusals. A
+/// nominated node already has the refusal of a filter.
 pub(super) fn refuse_unnamed<'a>(
     named: &BTreeSet<&str>,
     snapshot: &'a Snapshot,
@@ -57,12 +60,26 @@ pub(super) fn refuse_unnamed<'a>(
     let reasons = vec![NOT_NAMED.to_owned()];
     let plugin = "NodeAffinity";
     let refusal = Arc::new(Refused { plugin, reasons, resolvable: false, helped_by: Changes::NODE });
-    refused.extend(names.filter(|name| !named.contains(name)).map(|name| (name, refusal.clone())));
+    let known: BTreeSet<&str> = refused.iter().map(|(name, _)| *name).collect();
+    let others = names.filter(|name| !named.contains(name) && !known.contains(name));
+    refused.extend(others.map(|name| (name, refusal.clone())));
 }
 
 // === impl Search ===
 
 impl<'a> Search<'_, 'a> {
+    /// Checks the pod's nominated node. If this node fits, no other node is checked: pods may have been evicted there
+    /// for the pod. Source: `evaluateNominatedNode` of upstream.
+    pub(super) fn check_nominated(&mut self) {
+        let snapshot = self.snapshot;
+        let name = self.pod.status.nominated_node_name.as_deref();
+        let Some(node) = name.and_then(|name| snapshot.candidate(name)) else { return };
+        // As upstream, an error does not end the search here. The search of all nodes reports it.
+        if self.check(node).is_ok() {
+            self.checked = Some(node.properties.name.as_str());
+        }
+    }
+
     /// Checks nodes until `wanted` of them can run the pod. The next search continues where this one ends, so that no
     /// node is preferred.
     pub(super) fn check_all(&mut self, wanted: usize) -> Result<(), Unschedulable> {
@@ -98,6 +115,9 @@ impl<'a> Search<'_, 'a> {
     fn check(&mut self, node: Candidate<'a>) -> Result<(), Unschedulable> {
         let (pod, profile, prepared) = (self.pod, self.profile, self.prepared);
         let name = node.properties.name.as_str();
+        if self.checked == Some(name) {
+            return Ok(());
+        }
         // Skip the look-up in an empty map, because it would compute the hash of the name.
         let is_known = !self.refused_by_nominated.is_empty();
         let known = if is_known { self.refused_by_nominated.remove(name) } else { None };

@@ -6,10 +6,11 @@ use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
 use kube::Client;
+use serde_json::Value;
 
 use super::object::{Claim, Class, Slice};
 use super::{Devices, State};
-use crate::object::is_older;
+use crate::object::{decode, is_older};
 use crate::watch::stream;
 
 /// Keeps the state up to date. It never returns.
@@ -91,6 +92,20 @@ async fn slices(client: &Client, devices: &Devices) {
                 state.pending.supply = true;
             }
         });
+    }
+}
+
+impl Devices {
+    /// Adds an object of a simulated cluster. Objects of other kinds are ignored.
+    pub(crate) fn add(&self, kind: &str, object: &Value) -> Result<(), serde_json::Error> {
+        let mut state = self.lock();
+        match kind {
+            "ResourceClaim" => state.put_claim(decode(object)?),
+            "DeviceClass" => state.put_class(decode(object)?),
+            "ResourceSlice" => state.put_slice(decode(object)?),
+            _ => {}
+        }
+        Ok(())
     }
 }
 

@@ -147,18 +147,23 @@ impl Scheduler {
         let Some(pod) = self.undecided(&uid) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        match rank(&pod, profile, &mut self.snapshot) {
-            Err(refused) => self.refused_by_extenders(pod, profile, refused),
-            Ok(ranked) => {
-                let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
-                let nodes = ranked.nodes.iter().map(|node| node.name.clone()).collect();
-                let metrics = config.metrics.clone();
-                self.extender_calls.in_flight.spawn(async move {
-                    let advice = consult::nodes(&client, &extenders, &pod, nodes, &metrics).await;
-                    ExtenderOutcome::Nodes { pod, ranked, advice }
-                });
-            }
-        }
+        let ranked = rank(&pod, profile, &mut self.snapshot);
+        self.call_extenders(pod, profile, ranked);
+    }
+
+    /// Calls the extenders about the nodes that can run the pod.
+    fn call_extenders(&mut self, pod: Arc<Pod>, profile: &Profile, ranked: Result<Ranked, Unschedulable>) {
+        let ranked = match ranked {
+            Ok(ranked) => ranked,
+            Err(refused) => return self.refused_by_extenders(pod, profile, refused),
+        };
+        let (client, extenders) = (self.client.clone(), self.extender_calls.extenders.clone());
+        let nodes = ranked.nodes.iter().map(|node| node.name.clone()).collect();
+        let metrics = self.config.metrics.clone();
+        self.extender_calls.in_flight.spawn(async move {
+            let advice = consult::nodes(&client, &extenders, &pod, nodes, &metrics).await;
+            ExtenderOutcome::Nodes { pod, ranked, advice }
+        });
     }
 
     /// The pod if it was popped and is neither refused nor being bound. It may be deleted during a call of an extender.
@@ -211,6 +216,13 @@ impl Scheduler {
         advice: ExtenderResult,
     ) {
         let order = ranked.order(&advice);
+        if order.is_empty() && ranked.only_nominated {
+            // The extenders refuse the nominated node. As upstream, all nodes are tried now.
+            let mut without_node = Pod::clone(&pod);
+            without_node.status.nominated_node_name = None;
+            let ranked = rank(&without_node, profile, &mut self.snapshot);
+            return self.call_extenders(pod, profile, ranked);
+        }
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
         }
@@ -252,6 +264,27 @@ mod tests {
 
     use super::*;
     use crate::fixture;
+    use crate::run::test_scheduler::scheduler_of_accepting_server;
+
+    #[tokio::test]
+    async fn all_nodes_are_tried_after_extenders_refuse_the_nominated_node() {
+        let mut scheduler = scheduler_of_accepting_server();
+        for name in ["a", "b"] {
+            scheduler.snapshot.set_node(&fixture::node(name, json!({})));
+        }
+        let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+        pod.status.nominated_node_name = Some("a".to_owned());
+        let profile = Profile::default();
+        let ranked = rank(&pod, &profile, &mut scheduler.snapshot).unwrap();
+        scheduler.apply_extender_result(Arc::new(pod), &profile, ranked, ExtenderResult::default());
+        let outcome = scheduler.extender_calls.in_flight.join_next().await.unwrap().unwrap();
+        let ExtenderOutcome::Nodes { pod, ranked, .. } = outcome else { panic!("the nodes are not tried") };
+        assert_eq!(pod.status.nominated_node_name.as_deref(), Some("a"));
+        assert_eq!((ranked.nodes.len(), ranked.only_nominated), (2, false));
+        // If the extenders refuse these nodes, too, the pod is refused.
+        scheduler.apply_extender_result(pod, &profile, ranked, ExtenderResult::default());
+        assert!(scheduler.extender_calls.in_flight.is_empty());
+    }
 
     #[test]
     fn extenders_get_the_waiting_pod_with_the_highest_priority_first() {

@@ -145,24 +145,19 @@ impl Scheduler {
             match decision {
                 Decision::Bind(node, reserved) => self.assume(pod, node, reserved),
                 Decision::Refuse { message, nominated, victims } => {
+                    let before = self.snapshot.nominated_node(pod.uid());
+                    is_released |= before.is_some() && before != nominated.as_deref();
+                    self.snapshot.remove_nomination(pod.uid());
+                    if let Some(node) = &nominated {
+                        self.snapshot.nominate(&pod, node);
+                        self.start_preemption(&pod, node, victims);
+                    }
                     if is_error {
                         self.queue.failed(pod.uid(), backoff_start);
                     } else {
                         self.queue.refused(pod.uid(), outcome.helped_by, backoff_start);
                     }
                     backoff = backoff.max(self.queue.backoff_until(pod.uid()));
-                    let before = self.snapshot.nominated_node(pod.uid());
-                    is_released |= before.is_some() && before != nominated.as_deref();
-                    self.snapshot.remove_nomination(pod.uid());
-                    if let Some(node) = &nominated {
-                        self.snapshot.nominate(&pod, node);
-                        if !victims.is_empty() {
-                            self.config.metrics.preempted(victims.len());
-                        }
-                        for victim in victims {
-                            self.evict(&pod, victim, node);
-                        }
-                    }
                     let reason =
                         if is_error { NotScheduled::SchedulerError } else { NotScheduled::Unschedulable };
                     self.report(&pod, reason, message, nominated);

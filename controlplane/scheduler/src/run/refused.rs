@@ -18,6 +18,19 @@ use crate::preempt::{Preemption, Victim, preempt, waits_for_victims, with_outcom
 use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
+/// The end of a request after an unsuccessful attempt.
+pub(super) enum RequestEnd {
+    /// The result does not change when the pod is tried again.
+    Done,
+    /// A claim of the pod with this uid was not released.
+    NotReleased(String),
+    Eviction {
+        /// The uid of the pod for which a pod was evicted.
+        preemptor: String,
+        is_done: bool,
+    },
+}
+
 impl Scheduler {
     /// Handles a pod that no node can run: pods of lower priority may be evicted for it, unless a filter failed.
     pub(super) fn preempt_or_refuse(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
@@ -46,15 +59,10 @@ impl Scheduler {
     ) {
         let mut message = refused.message.clone();
         let of_group = if preemption.is_ok() { WAITS_FOR_PREEMPTION } else { UNSCHEDULABLE };
-        self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
-        self.queue.set_refused_by(pod.uid(), &refused.plugins);
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
-                self.config.metrics.preempted(victims.len());
-                for victim in victims {
-                    self.evict(pod, victim, &node);
-                }
+                self.start_preemption(pod, &node, victims);
                 Some(node)
             }
             Err(why) => {
@@ -62,6 +70,8 @@ impl Scheduler {
                 self.nomination_after(pod, refused)
             }
         };
+        self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
+        self.queue.set_refused_by(pod.uid(), &refused.plugins);
         self.report_refusal(pod, message, nominated);
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict::refused(of_group));
@@ -90,10 +100,10 @@ impl Scheduler {
         };
         let (client, pod, is_former) = (self.client.clone(), pod.clone(), unusable.is_former);
         self.marks.spawn(async move {
-            let error = deallocate(&client, &pod, &unusable).await.err()?;
+            let Err(error) = deallocate(&client, &pod, &unusable).await else { return RequestEnd::Done };
             let claim = unusable.key();
             tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
-            Some(pod.uid().to_owned())
+            RequestEnd::NotReleased(pod.uid().to_owned())
         });
         if is_former {
             "deletion of ResourceClaim completed"
@@ -114,6 +124,21 @@ impl Scheduler {
         }
         self.end_nomination(pod.uid(), "");
         None
+    }
+
+    /// Follows the nominated node in the status of a waiting pod, which others may set. After a restart all nominations
+    /// come from there. A status without a node ends the nomination only if the last status had a node. Otherwise the
+    /// scheduler's own write of the node has not arrived yet. Source: `UpdateNominatedPod` of upstream.
+    pub(super) fn follow_nomination(&mut self, pod: &Pod) {
+        fn nominated(pod: &Pod) -> Option<&str> {
+            pod.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())
+        }
+        if let Some(node) = nominated(pod) {
+            self.end_nomination(pod.uid(), node);
+            self.snapshot.nominate(pod, node);
+        } else if self.queue.pod(pod.uid()).is_some_and(|last| nominated(last).is_some()) {
+            self.end_nomination(pod.uid(), "");
+        }
     }
 
     /// Removes the nomination of a pod. `node` is the node on which the pod was placed, or empty. If this is not the
@@ -138,11 +163,12 @@ impl Scheduler {
         self.report(pod, NotScheduled::Unschedulable, message, nominated);
     }
 
-    /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. The pod
-    /// keeps its nominated node.
+    /// Records an event about a pod whose scheduling or binding failed with an error, and writes its condition. As
+    /// upstream, the pod loses its nominated node: otherwise the next attempt would use that node first, although the
+    /// error may be there.
     pub(super) fn report_error(&mut self, pod: &Pod, message: String) {
-        let nominated = pod.status.nominated_node_name.clone();
-        self.report(pod, NotScheduled::SchedulerError, message, nominated);
+        self.end_nomination(pod.uid(), "");
+        self.report(pod, NotScheduled::SchedulerError, message, None);
     }
 
     /// Records an event about a pod without a node, and writes its condition.
@@ -170,11 +196,53 @@ impl Scheduler {
                     "cannot write the condition PodScheduled"
                 );
             }
-            None
+            RequestEnd::Done
         });
     }
 
-    pub(super) fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
+    /// Evicts the victims of a preemption on a node. Victims that are already being deleted need no request. If a
+    /// victim must be evicted, waiting pods of a lower priority lose their nomination for the node, because they may
+    /// not fit there any more. So they can use another node now. Source: `prepareCandidateAsync` of upstream.
+    pub(super) fn start_preemption(&mut self, pod: &Pod, node: &str, victims: Vec<Victim>) {
+        let count = victims.len();
+        let victims: Vec<Victim> = victims.into_iter().filter(|victim| !victim.terminating).collect();
+        if victims.is_empty() {
+            return;
+        }
+        self.config.metrics.preempted(count);
+        self.end_lower_nominations(pod, node);
+        for victim in victims {
+            self.evict(pod, victim, node);
+        }
+    }
+
+    /// Ends the nominations for a node of waiting pods with a lower priority. The pods of a gang are decided together,
+    /// so they keep their nominations.
+    fn end_lower_nominations(&mut self, pod: &Pod, node: &str) {
+        let group = pod.group();
+        for uid in self.snapshot.nominated_below(node, pod.spec.priority.unwrap_or_default()) {
+            if group.as_ref().is_some_and(|group| self.groups.is_member(&uid, group)) {
+                continue;
+            }
+            self.snapshot.remove_nomination(&uid);
+            self.queue.wake(&uid, Instant::now());
+            let Some(other) = self.queue.pod(&uid).cloned() else { continue };
+            let client = self.client.clone();
+            self.marks.spawn(async move {
+                if let Err(error) = bind::clear_nominated_node(client, &other).await {
+                    tracing::debug!(
+                        pod = other.name(),
+                        namespace = other.namespace(),
+                        %error,
+                        "cannot remove the nominated node of a pod"
+                    );
+                }
+                RequestEnd::Done
+            });
+        }
+    }
+
+    fn evict(&mut self, pod: &Pod, victim: Victim, node: &str) {
         let about = ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -187,18 +255,29 @@ impl Scheduler {
         self.recorder.record(about, pod.scheduler().to_owned(), Event::normal("Preempted", message));
         let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
         let preemptor = pod.uid().to_owned();
+        self.queue.eviction_started(pod.uid());
         self.marks.spawn(async move {
-            let error = bind::evict(client, &victim, &name).await.err()?;
-            tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
-            Some(preemptor)
+            let evicted = bind::evict(client, &victim, &name).await;
+            if let Err(error) = &evicted {
+                tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
+            }
+            RequestEnd::Eviction { preemptor, is_done: evicted.is_ok() }
         });
     }
 
     /// Handles the end of a request about a refused pod. If a victim was not evicted, or a claim was not released,
     /// there may be no change that causes the next attempt. So the pod is retried after its back-off.
-    pub(super) fn request_ended(&mut self, retried: Option<String>) {
-        if let Some(uid) = retried {
-            self.queue.retry(&uid, Instant::now());
+    pub(super) fn request_ended(&mut self, end: RequestEnd) {
+        let now = Instant::now();
+        match end {
+            RequestEnd::Done => {}
+            RequestEnd::NotReleased(uid) => self.queue.retry(&uid, now),
+            RequestEnd::Eviction { preemptor, is_done } => {
+                if !is_done {
+                    self.queue.retry(&preemptor, now);
+                }
+                self.queue.eviction_ended(&preemptor, now);
+            }
         }
     }
 }
@@ -215,6 +294,7 @@ mod tests {
     use super::*;
     use crate::decide::decide;
     use crate::fixture;
+    use coracle_watch::Event as Watched;
 
     #[tokio::test]
     async fn the_condition_of_an_error_is_not_that_of_a_refusal() {
@@ -231,7 +311,9 @@ mod tests {
         let mut pod = fixture::pod("p", json!({"containers": [{}]}));
         pod.status.nominated_node_name = Some("a".to_owned());
         pod.metadata.resource_version = Some("7".to_owned());
+        scheduler.snapshot.nominate(&pod, "a");
         scheduler.report_error(&pod, "running Bind".to_owned());
+        assert!(!scheduler.snapshot.is_nominated("p"));
         scheduler.report_refusal(&pod, "0/1 nodes are available".to_owned(), None);
         let mut found = Vec::new();
         for _ in 0..2 {
@@ -244,7 +326,7 @@ mod tests {
         // The two requests run concurrently, so their order is not defined.
         found.sort_by_key(|(reason, ..)| reason.to_string());
         // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
-        let error = (json!("SchedulerError"), json!("a"), json!("7"));
+        let error = (json!("SchedulerError"), json!(null), json!("7"));
         assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }
 
@@ -342,6 +424,91 @@ mod tests {
         assert!(scheduler.queue.due().is_some(), "one domain is left");
     }
 
+    async fn end_requests(scheduler: &mut Scheduler) {
+        while let Some(end) = scheduler.marks.join_next().await {
+            scheduler.request_ended(end.unwrap());
+        }
+    }
+
+    /// A pod that leaves no room for another such pod on a node.
+    fn large_pod(name: &str, priority: i32) -> Pod {
+        let container = json!({"resources": {"requests": {"cpu": "3"}}});
+        fixture::pod(name, json!({"priority": priority, "containers": [container]}))
+    }
+
+    /// The requests about pods after a preemption by the pod `p`, and whether the pod `waiting` of a lower priority is
+    /// still nominated for the node.
+    async fn preempt_with_waiting_pod(victim: Pod) -> (Vec<String>, bool) {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let path = request.uri().path().replace("/api/v1/namespaces/d/pods/", "");
+                let method = request.method().clone();
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                let node = body["status"].get("nominatedNodeName").map(ToString::to_string);
+                sender.send(format!("{method} {path} {}", node.unwrap_or_default())).unwrap();
+                Ok::<_, std::convert::Infallible>(Response::new(Body::from(b"{}".to_vec())))
+            }
+        });
+        let mut scheduler = scheduler(Client::new(service, ""));
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        scheduler.snapshot.place(&victim, "a");
+        let (profile, now) = (Profile::default(), Instant::now());
+        let mut waiting = large_pod("waiting", 5);
+        waiting.status.nominated_node_name = Some("a".to_owned());
+        scheduler.snapshot.nominate(&waiting, "a");
+        scheduler.queue.add(waiting);
+        scheduler.queue.pop(now).unwrap();
+        scheduler.queue.refused("waiting", Changes::POD_GONE, now);
+        scheduler.queue.add(large_pod("p", 10));
+        let preemptor = scheduler.queue.pop(now).unwrap();
+        scheduler.schedule_alone(preemptor, &profile);
+        assert_eq!(scheduler.snapshot.nominated_node("p"), Some("a"));
+        end_requests(&mut scheduler).await;
+        let is_nominated = scheduler.snapshot.is_nominated("waiting");
+        let next = scheduler.queue.pop(now).map(|pod| pod.name().to_owned());
+        assert_eq!(next.as_deref() == Some("waiting"), !is_nominated, "it looks for another node");
+        let mut found = Vec::new();
+        while let Ok(request) = requests.try_recv() {
+            found.push(request);
+        }
+        found.sort();
+        (found, is_nominated)
+    }
+
+    #[tokio::test]
+    async fn a_preemption_ends_the_nominations_of_lower_priority_for_its_node() {
+        let (requests, is_nominated) = preempt_with_waiting_pod(large_pod("victim", 0)).await;
+        let expected =
+            ["DELETE victim ", "PATCH p/status \"a\"", "PATCH victim/status ", "PATCH waiting/status null"];
+        assert_eq!((requests, is_nominated), (expected.map(str::to_owned).to_vec(), false));
+    }
+
+    #[tokio::test]
+    async fn a_victim_that_is_already_being_deleted_needs_no_request() {
+        let mut victim = large_pod("victim", 0);
+        victim.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+        let found = preempt_with_waiting_pod(victim).await;
+        assert_eq!(found, (vec!["PATCH p/status \"a\"".to_owned()], true));
+    }
+
+    #[tokio::test]
+    async fn nominations_follow_the_status_of_waiting_pods() {
+        let mut scheduler = with_node();
+        let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+        scheduler.pod_event(Watched::Apply(pod.clone()));
+        scheduler.snapshot.nominate(&pod, "a");
+        scheduler.pod_event(Watched::Apply(pod.clone()));
+        assert!(scheduler.snapshot.is_nominated("p"), "the write of the node has not arrived");
+        for node in [Some("a"), Some("b"), None] {
+            pod.status.nominated_node_name = node.map(str::to_owned);
+            scheduler.pod_event(Watched::Apply(pod.clone()));
+            assert_eq!(scheduler.snapshot.nominated_node("p"), node);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_pod_whose_victim_was_not_evicted_is_retried() {
         for (status, retries) in [(200_u16, false), (500, true)] {
@@ -361,10 +528,10 @@ mod tests {
             let preemptor = scheduler.queue.pop(Instant::now()).unwrap();
             scheduler.schedule_alone(preemptor, &Profile::default());
             assert!(scheduler.snapshot.is_nominated("p"));
-            while let Some(done) = scheduler.marks.join_next().await {
-                scheduler.request_ended(done.unwrap());
-            }
+            assert_eq!(scheduler.queue.due(), None, "the requests are in flight");
+            end_requests(&mut scheduler).await;
             assert_eq!(scheduler.queue.due().is_some(), retries, "{status}");
+            assert!(scheduler.queue.pop(Instant::now()).is_none(), "the back-off lasts");
         }
     }
 

@@ -1,0 +1,104 @@
+//! A pod in the scheduling queue.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::hint::Changes;
+use crate::metrics::RefusedPod;
+use crate::object::Pod;
+use crate::turn_queue::QueueOrder;
+
+/// The state of a pod in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueState {
+    Ready(QueueOrder),
+    /// The pod waits until this time. If it has an order, it is tried earlier while no pod is ready.
+    HeldBack(Instant, Option<QueueOrder>),
+    Unschedulable,
+    /// The pod waits for its group.
+    Gated,
+    /// The pod was popped and is neither refused nor bound yet.
+    InFlight,
+}
+
+pub(super) struct Entry {
+    /// The pod. The attempt and the binding share it.
+    pub(super) pod: Arc<Pod>,
+    pub(super) state: QueueState,
+    pub(super) serial_number: u64,
+    /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
+    pub(super) position: u64,
+    pub(super) refusals: u32,
+    /// Whether the last attempt ended with an error. Such a pod always waits for the end of its back-off.
+    pub(super) failed: bool,
+    /// Number of requests in flight that evict pods for this pod. Until they end, the pod is not tried again.
+    pub(super) evictions: u32,
+    /// End of the back-off.
+    pub(super) backoff_until: Option<Instant>,
+    /// Start of the current attempt. `None` after its result was counted.
+    pub(super) started: Option<Instant>,
+    /// Start of the first attempt.
+    pub(super) first_started: Option<Instant>,
+    /// Number of attempts so far.
+    pub(super) attempts: u32,
+    /// Number of changes when the pod was popped.
+    pub(super) popped_at: u64,
+    /// Changes of the pod's volumes and devices while the pod was in flight, and all changes during evictions.
+    pub(super) changes_in_flight: Changes,
+    /// The changes that may help a refused pod.
+    pub(super) helped_by: Changes,
+    /// The time at which a refused pod is tried again without a change.
+    pub(super) retry_at: Option<Instant>,
+    /// The pod in the metric of unschedulable pods, until the next attempt.
+    pub(super) refused_by: Option<RefusedPod>,
+}
+
+// === impl Entry ===
+
+impl Entry {
+    pub(super) fn new(pod: Arc<Pod>, serial_number: u64) -> Self {
+        Self {
+            pod,
+            state: QueueState::InFlight,
+            serial_number,
+            position: serial_number,
+            refusals: 0,
+            failed: false,
+            evictions: 0,
+            backoff_until: None,
+            started: None,
+            first_started: None,
+            attempts: 0,
+            popped_at: 0,
+            changes_in_flight: Changes::default(),
+            helped_by: Changes::ALL,
+            retry_at: None,
+            refused_by: None,
+        }
+    }
+
+    /// The order of the pods of a gang.
+    pub(super) fn order(&self) -> QueueOrder {
+        QueueOrder(self.priority(), self.serial_number)
+    }
+
+    /// The order of ready pods.
+    pub(super) fn ready_order(&self) -> QueueOrder {
+        QueueOrder(self.priority(), self.position)
+    }
+
+    fn priority(&self) -> Reverse<i32> {
+        Reverse(self.pod.spec.priority.unwrap_or_default())
+    }
+
+    /// Cancels an attempt in which the pod was not tried. Such an attempt is not counted.
+    pub(super) fn cancel_attempt(&mut self) {
+        self.started = None;
+        self.attempts = self.attempts.saturating_sub(1);
+        if self.attempts == 0 {
+            self.first_started = None;
+        }
+    }
+}
