@@ -6,8 +6,8 @@
 //! | [`run_long`] | functions that may take seconds | without a thread |
 //! | [`run`] | work in linear time on an object or a response: tens of milliseconds for megabytes | on a thread |
 //!
-//! The first two have slots, and one user gets only one slot of each. If too many requests wait for a slot, further ones
-//! are refused. Such a function never runs on an async worker: a few of them would stop all other tasks.
+//! The first two have slots, and one user gets only one slot of each. If too many requests wait for a slot, further
+//! ones are refused. Such a function never runs on an async worker: a few of them would stop all other tasks.
 //!
 //! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left
 //! for other tasks. So the number of functions that wait on a thread is limited. Further functions of [`run`] run on
@@ -55,8 +55,8 @@ struct OffloadPermit;
 /// Marks the thread of a long function.
 struct Marked;
 
-/// Runs a function that takes linear time. A heavy function waits for a permit, unless too many functions wait. A nested
-/// call uses the permit of the outer call.
+/// Runs a function that takes linear time. A heavy function waits for a permit, unless too many functions wait. A
+/// nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     if !must_leave_worker(is_heavy) || !GATE.enter() {
         return work();
