@@ -139,6 +139,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_checkpoint_record_that_is_too_large_is_not_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.sealed");
+        File::create(&path).unwrap().set_len(RECORD_MAX + 1).unwrap();
+        assert_eq!(read(&path).unwrap(), None);
+        assert!(!path.exists() && path.with_extension("bad").exists());
+    }
+
+    #[test]
     fn only_an_invalid_record_is_renamed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.sealed");

@@ -156,6 +156,25 @@ mod tests {
     }
 
     #[test]
+    fn a_record_that_is_too_large_is_neither_written_nor_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.json");
+        let padded = |length: usize| {
+            let mut text = serde_json::to_vec(&pod("p")).unwrap();
+            text.resize(length, b' ');
+            text
+        };
+        let max = usize::try_from(RECORD_MAX).unwrap();
+        assert_eq!(write(&path, &padded(max + 1)).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        assert!(!path.exists());
+        let records = Records::new(dir.path().to_owned());
+        write(&path, &padded(max)).unwrap();
+        assert_eq!(records.pods(), [pod("p")]);
+        fs::write(&path, padded(max + 1)).unwrap();
+        assert!(records.pods().is_empty());
+    }
+
+    #[test]
     fn names_of_resources_are_written_only_when_they_change() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("device-resources.json");

@@ -250,6 +250,14 @@ fn a_check_of_free_devices_counts_reused_ones_once_and_keeps_none() {
 }
 
 #[tokio::test]
+async fn a_registration_that_is_too_large_is_not_decoded() {
+    let dir = dir();
+    let agent = Agent::start(dir.path(), "boot");
+    let refused = agent.register(dir.path(), &"x".repeat(17 << 10)).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::OutOfRange, "{refused}");
+}
+
+#[tokio::test]
 async fn a_pod_gets_healthy_devices_and_its_init_containers_devices_are_reused() {
     let dir = dir();
     let mut agent = Agent::start(dir.path(), "boot");

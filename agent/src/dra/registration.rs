@@ -443,6 +443,29 @@ mod tests {
     }
 
     #[test]
+    fn a_limited_number_of_sockets_and_directories_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = |number: usize| UnixListener::bind(dir.path().join(format!("{number}.sock"))).unwrap();
+        let _sockets: Vec<_> = (0..SOCKETS_MAX + 3).map(socket).collect();
+        for number in 0..DIRS_MAX + 3 {
+            let below = dir.path().join(format!("d{number}"));
+            std::fs::create_dir(&below).unwrap();
+            std::fs::set_permissions(&below, PermissionsExt::from_mode(0o700)).unwrap();
+        }
+        let found = sockets(dir.path()).unwrap();
+        assert_eq!((found.sockets.len(), found.dirs.len()), (SOCKETS_MAX, DIRS_MAX));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plugin_that_does_not_answer_is_not_registered() {
+        let began = tokio::time::Instant::now();
+        let never = std::future::pending::<Result<tonic::Response<()>, Status>>();
+        let late = tokio::time::timeout(CALL_TIMEOUT * 2, within("GetInfo", never)).await;
+        assert!(matches!(late, Ok(Err(RegistrationError::Late { .. }))));
+        assert!(began.elapsed() >= CALL_TIMEOUT);
+    }
+
+    #[test]
     fn no_path_of_a_plugin_leads_out_of_the_directory() {
         let dir = tempfile::tempdir().unwrap();
         let base = dir.path().join("base");

@@ -269,7 +269,19 @@ mod tests {
         assert_eq!((read.begins, read.ends), (1000, 4600));
         std::fs::write(&path, "no token").expect("file");
         assert!(Issued::read(&path).is_none());
-        std::fs::write(&path, vec![b'.'; 1 << 20]).expect("file");
-        assert!(Issued::read(&path).is_none());
+    }
+
+    #[test]
+    fn a_written_token_that_is_too_large_is_not_read() {
+        let claims = BASE64_URL_SAFE_NO_PAD.encode(br#"{"iat":1000,"exp":4600}"#);
+        let dir = tempfile::tempdir().expect("directory");
+        let path = dir.path().join("token");
+        let max = usize::try_from(TOKEN_MAX).expect("a length");
+        for (length, is_read) in [(max, true), (max + 1, false)] {
+            let token = format!("head.{claims}.");
+            let sign = "x".repeat(length - token.len());
+            std::fs::write(&path, token + &sign).expect("file");
+            assert_eq!(Issued::read(&path).is_some(), is_read, "{length} bytes");
+        }
     }
 }

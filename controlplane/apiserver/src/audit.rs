@@ -31,7 +31,6 @@ use crate::{
     authz::{Decision as AuthorizationDecision, Verdict},
     body,
     error::ApiError,
-    media::{self, BodyType},
     object_meta::metadata_mut,
     reply::{Body, Reply},
     request::RequestInfo,
@@ -229,14 +228,22 @@ impl Record {
     }
 
     /// Records the object of the request, and completes the object reference.
-    pub(crate) fn receive_object(&self, info: &RequestInfo, headers: &HeaderMap, body: &Bytes) {
+    ///
+    /// # Errors
+    /// The body is slow, and too many requests wait for a slot.
+    pub(crate) async fn receive_object(
+        &self,
+        info: &RequestInfo,
+        headers: &HeaderMap,
+        body: &Bytes,
+    ) -> Result<(), ApiError> {
         let is_recorded = self.has_request_object();
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
         let is_unnamed = info.verb == "create" && has_no_name;
         if body.is_empty() || !(is_recorded || is_unnamed) {
-            return;
+            return Ok(());
         }
-        let Some(mut object) = parse_request(headers, body) else { return };
+        let Some(mut object) = body::parse_recorded(headers, body).await? else { return Ok(()) };
         let mut event = self.event();
         if let Some(reference) = &mut event.object_ref {
             complete(reference, &object);
@@ -245,6 +252,7 @@ impl Record {
             self.omit_managed_fields(&mut object);
             event.request_object = to_raw_value(&object).ok();
         }
+        Ok(())
     }
 
     /// Records the response. The response of a long-running request is recorded a second time at its end.
@@ -342,17 +350,6 @@ impl Record {
             self.auditor.backends.lines(&mut event)
         };
         self.auditor.backends.write(lines, &self.owner, queued).await
-    }
-}
-
-/// Parses the body of a request: an object or a patch.
-fn parse_request(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
-    match media::body_type(headers).ok()? {
-        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(headers, body).ok()?.value),
-        BodyType::ApplyPatch => Some(body::parse_yaml(body).ok()?.value),
-        BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch => {
-            serde_json::from_slice(body).ok()
-        }
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
 
 mod yaml;
 
-pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
+pub(crate) use yaml::{first_duplicate, is_slow as is_slow_yaml, parse as parse_yaml};
 
 /// Prefix of the error about a body that is not JSON.
 const NO_VERSION: &str = "couldn't get version/kind";
@@ -138,21 +138,28 @@ fn make_room(text: &mut Vec<u8>, additional: usize) {
     }
 }
 
-/// Decodes a body as an object of an expected kind. Returns the object and warnings.
-pub(crate) fn decode(
+/// Decodes a body as an object of an expected kind. Returns the object and warnings. A slow body waits for a slot.
+pub(crate) async fn decode(
     headers: &HeaderMap,
     bytes: &Bytes,
     expected: &Expected<'_>,
     validation: FieldValidation,
 ) -> Result<(Value, Vec<String>)> {
-    offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || {
+    let decoded = || {
         let mut parsed = tree(headers, bytes).map_err(|error| unrecognized(error, expected.kind, bytes))?;
         if parsed.value.is_null() {
             // As in Go, null decodes to an object without fields.
             parsed.value = Value::Object(Map::new());
         }
         check(parsed, expected, validation)
-    })
+    };
+    offload::run_body(is_slow(headers, bytes), decoded).await?
+}
+
+/// Whether the parsing of a body may take so long that it must not run on an async worker.
+fn is_slow(headers: &HeaderMap, bytes: &[u8]) -> bool {
+    let is_yaml = || matches!(media::body_type(headers), Ok(BodyType::Yaml | BodyType::ApplyPatch));
+    bytes.len() > MIN_OFFLOADED_BYTES || (is_yaml() && yaml::is_slow(bytes))
 }
 
 /// Extends the error of a body that is not JSON by the expected kind and the start of the body. Source:
@@ -176,9 +183,24 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     error
 }
 
-/// Parses a body without a check of its type.
-pub(crate) fn parse(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
-    offload::run(bytes.len() > MIN_OFFLOADED_BYTES, || tree(headers, bytes))
+/// Parses a body without a check of its type. A slow body waits for a slot.
+pub(crate) async fn parse(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
+    offload::run_body(is_slow(headers, bytes), || tree(headers, bytes)).await?
+}
+
+/// Parses a body that is recorded: an object or a patch. A slow body waits for a slot.
+///
+/// # Errors
+/// Too many requests wait for a slot.
+pub(crate) async fn parse_recorded(headers: &HeaderMap, bytes: &Bytes) -> Result<Option<Value>> {
+    let parsed = || match media::body_type(headers).ok()? {
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(tree(headers, bytes).ok()?.value),
+        BodyType::ApplyPatch => Some(yaml::parse(bytes).ok()?.value),
+        BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch => {
+            serde_json::from_slice(bytes).ok()
+        }
+    };
+    offload::run_body(is_slow(headers, bytes), parsed).await
 }
 
 fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
@@ -268,8 +290,10 @@ mod tests {
 
     use http_body::Frame;
     use http_body_util::StreamBody;
+    use serde_json::json;
 
     use super::*;
+    use crate::request_owner;
 
     #[tokio::test]
     async fn a_body_in_parts_takes_little_more_than_its_length() {
@@ -282,5 +306,42 @@ mod tests {
             let capacity = bytes.try_into_mut().unwrap().capacity();
             assert!(capacity <= length + length / 4 + MIN_GROWTH, "{capacity} for {length}");
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_slow_body_is_refused_while_too_many_wait_for_a_slot() {
+        let of = |media: &'static str, body: String| {
+            let mut headers = HeaderMap::new();
+            headers.insert(http::header::CONTENT_TYPE, http::HeaderValue::from_static(media));
+            (headers, Bytes::from(body))
+        };
+        let config_map = json!({"metadata": {"name": "a"}, "data": {"a": "x".repeat(MIN_OFFLOADED_BYTES)}});
+        let long = of("application/json", config_map.to_string());
+        let nested = of("application/yaml", "[".repeat(4_000));
+        let applied = of("application/apply-patch+yaml", "[".repeat(4_000));
+        let short = of("application/yaml", "metadata: {name: a}".to_owned());
+        let parsed = async |(headers, bytes): &(HeaderMap, Bytes)| {
+            let parsed = request_owner::scope("body-eve".into(), parse(headers, bytes)).await;
+            parsed.err().map_or(200, |error| error.code)
+        };
+        let decoded = async |(headers, bytes): &(HeaderMap, Bytes)| {
+            let expected = Expected::defined("v1", "ConfigMap", "io.k8s.api.core.v1.ConfigMap");
+            let decoded = decode(headers, bytes, &expected, FieldValidation::Strict);
+            let decoded = request_owner::scope("body-eve".into(), decoded).await;
+            decoded.err().map_or(200, |error| error.code)
+        };
+        let recorded = async |(headers, bytes): &(HeaderMap, Bytes)| {
+            let recorded = request_owner::scope("body-eve".into(), parse_recorded(headers, bytes)).await;
+            recorded.err().map_or(200, |error| error.code)
+        };
+        let occupied = offload::occupy_bodies("body-eve").await;
+        for body in [&long, &nested] {
+            assert_eq!([parsed(body).await, decoded(body).await, recorded(body).await], [429; 3]);
+        }
+        assert_eq!(recorded(&applied).await, 429);
+        assert_eq!([parsed(&short).await, decoded(&short).await, recorded(&short).await], [200; 3]);
+        drop(occupied);
+        assert_eq!([parsed(&long).await, decoded(&long).await, recorded(&long).await], [200; 3]);
+        assert_eq!([parsed(&nested).await, decoded(&nested).await, recorded(&nested).await], [400, 400, 200]);
     }
 }

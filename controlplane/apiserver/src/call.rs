@@ -20,7 +20,7 @@ use crate::{
     body::{self, Expected},
     cache::Object,
     error::{ApiError, Result},
-    media::{self, Form},
+    media::{self, BodyType, Form},
     object_meta::text,
     offload::MIN_OFFLOADED_BYTES,
     request::{Query, RequestInfo, ResourceInfo},
@@ -83,8 +83,8 @@ impl Call {
     }
 
     /// Decodes the body as an object of the call's own kind. Returns the object and warnings.
-    pub(crate) fn object(&self) -> Result<(Value, Vec<String>)> {
-        self.decode(&Expected::of(&self.kind).with_initializers(self.has_initializers()))
+    pub(crate) async fn object(&self) -> Result<(Value, Vec<String>)> {
+        self.decode(&Expected::of(&self.kind).with_initializers(self.has_initializers())).await
     }
 
     /// Whether `metadata.initializers` is supported: the plugin Initializers runs.
@@ -105,13 +105,13 @@ impl Call {
     }
 
     /// Decodes the body as an object of an expected kind. Returns the object and warnings.
-    pub(crate) fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
-        body::decode(&self.headers, &self.body, expected, self.validation()?)
+    pub(crate) async fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
+        body::decode(&self.headers, &self.body, expected, self.validation()?).await
     }
 
     /// Parses the body without a check of its type.
-    pub(crate) fn parse(&self) -> Result<Parsed> {
-        body::parse(&self.headers, &self.body)
+    pub(crate) async fn parse(&self) -> Result<Parsed> {
+        body::parse(&self.headers, &self.body).await
     }
 
     /// Adds the warnings about a valid object of the call's own kind. `old` is the stored object of an update.
@@ -164,6 +164,16 @@ impl Call {
     /// Whether work on the body must run outside of the async workers.
     pub(crate) fn has_large_body(&self) -> bool {
         self.body.len() > MIN_OFFLOADED_BYTES
+    }
+
+    /// Whether the parsing of the body as YAML may take so long that it must not run on an async worker.
+    pub(crate) fn has_slow_yaml(&self) -> bool {
+        self.has_large_body() || body::is_slow_yaml(&self.body)
+    }
+
+    /// Whether the body is a JSON patch. Even a short one may take tenths of a second.
+    pub(crate) fn has_json_patch(&self) -> bool {
+        media::body_type(&self.headers).is_ok_and(|body_type| body_type == BodyType::JsonPatch)
     }
 
     /// The form of the response that the client prefers.

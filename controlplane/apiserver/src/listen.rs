@@ -385,25 +385,46 @@ mod tests {
         assert!((1..48 << 10).contains(&taken), "{taken}");
     }
 
-    /// The window of a stream in the settings of a connection.
-    async fn stream_window(is_certified: bool) -> u32 {
-        let exchange = async |mut client: DuplexStream| {
-            client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+    /// The start of an HTTP/2 connection of a client, with empty settings.
+    const START: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+    /// The setting with this number of a connection.
+    async fn setting(is_certified: bool, number: u8) -> u32 {
+        let exchange = async move |mut client: DuplexStream| {
+            client.write_all(START).await.unwrap();
             // The settings are the first frame: 3 bytes of length, type, flags and stream, then 6 bytes a setting.
             let mut header = [0_u8; 9];
             client.read_exact(&mut header).await.unwrap();
             let mut settings = vec![0_u8; usize::from(header[2])];
             client.read_exact(&mut settings).await.unwrap();
-            let window = settings.chunks(6).find(|setting| setting[..2] == [0, 4]).unwrap();
-            u32::from_be_bytes(window[2..].try_into().unwrap())
+            let found = settings.chunks(6).find(|setting| setting[..2] == [0, number]).unwrap();
+            u32::from_be_bytes(found[2..].try_into().unwrap())
         };
         connected(is_certified, exchange).await
     }
 
     #[tokio::test]
     async fn a_client_without_a_certificate_sends_little_of_a_body_that_is_not_read() {
-        assert_eq!(stream_window(true).await, RECEIVE_WINDOW);
-        assert_eq!(stream_window(false).await, UNCERTIFIED_WINDOW);
+        // SETTINGS_INITIAL_WINDOW_SIZE
+        assert_eq!(setting(true, 4).await, RECEIVE_WINDOW);
+        assert_eq!(setting(false, 4).await, UNCERTIFIED_WINDOW);
+    }
+
+    #[tokio::test]
+    async fn the_streams_and_the_headers_of_a_connection_are_limited() {
+        // SETTINGS_MAX_CONCURRENT_STREAMS and SETTINGS_MAX_HEADER_LIST_SIZE
+        assert_eq!((setting(true, 3).await, setting(true, 6).await), (250, 64 << 10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_does_not_answer_a_ping_is_disconnected() {
+        let exchange = async |mut client: DuplexStream| {
+            client.write_all(START).await.unwrap();
+            let (began, mut frames) = (tokio::time::Instant::now(), Vec::new());
+            let ended = tokio::time::timeout(PING_INTERVAL * 3, client.read_to_end(&mut frames)).await;
+            assert!(ended.is_ok() && began.elapsed() >= PING_INTERVAL, "{:?}", began.elapsed());
+        };
+        connected(true, exchange).await;
     }
 
     fn size_of_future<A, B, C, F: Future>(_function: impl Fn(A, B, C) -> F) -> usize {

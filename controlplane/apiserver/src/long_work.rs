@@ -1,4 +1,4 @@
-//! Slots for functions that may take seconds, and limits on the requests that wait for a slot.
+//! Slots for functions that may take long, and limits on the requests that wait for a slot.
 //!
 //! Each owner of requests gets at most a part of the slots, and has one request in the queue for a slot. The owner's
 //! other requests wait until that request leaves the queue. So the owners take turns, and an owner with many waiting
@@ -21,10 +21,13 @@ use crate::{
     waits,
 };
 
-/// Maximum number of concurrent functions that may take seconds: of all owners, and of one owner.
+/// Maximum number of concurrent functions: of all owners, and of one owner.
 const CONCURRENCY: [u32; 2] = [2, 1];
 /// Maximum number of requests that wait for a slot: of all owners, and of one owner.
 const MAX_WAITING: [usize; 2] = [256, 32];
+/// Maximum number of requests that wait for a slot for their body: of all owners, and of one owner. A body takes at
+/// most a few tenths of a second. All mutating requests that one user may have in flight by default may wait.
+const MAX_WAITING_BODIES: [usize; 2] = [512, 128];
 /// Maximum waiting requests of one owner, as a multiple of the requests that may still wait. So a few owners cannot use
 /// up the limit of all owners.
 const PER_FREE: usize = 3;
@@ -53,8 +56,14 @@ struct WaitingRequest<'a> {
 // === impl LongWork ===
 
 impl LongWork {
+    /// The slots of functions that may take seconds.
     pub(crate) fn new() -> Self {
         Self::with_max_waiting(MAX_WAITING)
+    }
+
+    /// The slots of functions on the bodies of requests.
+    pub(crate) fn for_bodies() -> Self {
+        Self::with_max_waiting(MAX_WAITING_BODIES)
     }
 
     fn with_max_waiting(max_waiting: [usize; 2]) -> Self {

@@ -1,12 +1,17 @@
 //! Runs CPU-heavy work on untrusted bytes outside of the async workers, with bounded concurrency.
 //!
-//! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. At most
-//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have separate slots. One user gets
-//! only one of these slots.
+//! | function | for | waits |
+//! |---|---|---|
+//! | [`run_body`] | parsing of bodies, patches: up to tenths of a second, and much memory | without a thread |
+//! | [`run_long`] | functions that may take seconds | without a thread |
+//! | [`run`] | work in linear time on an object or a response: tens of milliseconds for megabytes | on a thread |
+//!
+//! The first two have slots, and one user gets only one slot of each. If too many requests wait for a slot, further
+//! ones are refused. Such a function never runs on an async worker: a few of them would stop all other tasks.
 //!
 //! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left
-//! for other tasks. So the number of functions that wait on a thread is limited, and long functions wait without a
-//! thread.
+//! for other tasks. So the number of functions that wait on a thread is limited. Further functions of [`run`] run on
+//! their async worker.
 
 use std::cell::Cell;
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
@@ -20,9 +25,9 @@ use crate::{error::Result, long_work::LongWork, request_owner};
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
 /// Maximum number of concurrent offloaded functions.
 const CONCURRENCY: usize = 2;
-/// Maximum number of functions that wait on a thread. This is half of the node's blocking threads. Further functions
-/// run on their async worker.
-const MAX_WAITING: usize = 8;
+/// Maximum number of functions that wait on a thread. With all running functions of this module they use three
+/// quarters of the node's blocking threads. Further functions run on their async worker.
+const MAX_WAITING: usize = 6;
 
 thread_local!(static IS_OFFLOADED: Cell<bool> = const { Cell::new(false) });
 
@@ -30,6 +35,8 @@ static GATE: Gate = Gate::new();
 
 /// The functions that may take seconds.
 static LONG: LazyLock<LongWork> = LazyLock::new(LongWork::new);
+/// The functions on bodies of requests.
+static BODIES: LazyLock<LongWork> = LazyLock::new(LongWork::for_bodies);
 
 struct Gate {
     jobs: Mutex<Jobs>,
@@ -48,7 +55,8 @@ struct OffloadPermit;
 /// Marks the thread of a long function.
 struct Marked;
 
-/// Runs a function. A heavy function waits for a permit. A nested call uses the permit of the outer call.
+/// Runs a function that takes linear time. A heavy function waits for a permit, unless too many functions wait. A
+/// nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     if !must_leave_worker(is_heavy) || !GATE.enter() {
         return work();
@@ -66,10 +74,23 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
 /// # Errors
 /// Too many requests of the owner, or of all owners, wait for a slot. The function did not run.
 pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> Result<T> {
-    if !must_leave_worker(is_long) {
+    run_in_slot(&LONG, is_long, work).await
+}
+
+/// Runs a function on the body of a request, such as its parsing or a patch. A slow function waits for a slot, as with
+/// [`run_long`]. The slots are other ones, so that bodies do not wait for functions that take seconds.
+///
+/// # Errors
+/// Too many requests of the owner, or of all owners, wait for a slot. The function did not run.
+pub(crate) async fn run_body<T>(is_slow: bool, work: impl FnOnce() -> T) -> Result<T> {
+    run_in_slot(&BODIES, is_slow, work).await
+}
+
+async fn run_in_slot<T>(slots: &LongWork, is_slow: bool, work: impl FnOnce() -> T) -> Result<T> {
+    if !must_leave_worker(is_slow) {
         return Ok(work());
     }
-    let _slot = LONG.enter(&request_owner::current()).await?;
+    let _slot = slots.enter(&request_owner::current()).await?;
     Ok(tokio::task::block_in_place(|| {
         IS_OFFLOADED.set(true);
         let _marked = Marked;
@@ -81,6 +102,12 @@ pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> Resu
 #[cfg(test)]
 pub(crate) async fn occupy(owner: &'static str) -> impl Sized {
     LONG.occupy(owner).await
+}
+
+/// Makes the server refuse the functions on bodies of an owner, until the result is dropped.
+#[cfg(test)]
+pub(crate) async fn occupy_bodies(owner: &'static str) -> impl Sized {
+    BODIES.occupy(owner).await
 }
 
 /// Runs a function of a caller that may hold locks. The function does not wait for a permit, because functions with a

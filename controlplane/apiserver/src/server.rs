@@ -341,7 +341,8 @@ impl Apiserver {
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
         if let Some(record) = &call.audit {
-            record.receive_object(&call.info, &call.headers, &call.body);
+            let received = record.receive_object(&call.info, &call.headers, &call.body);
+            waits::holding(seats, received).await?;
             if call.kind.deprecation.is_some() {
                 record.annotate("k8s.io/deprecated", "true");
             }

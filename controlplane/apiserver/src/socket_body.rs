@@ -54,13 +54,25 @@ pub(crate) fn switch(accept: HeaderValue, protocol: &str) -> Result<Reply> {
 /// the connection ends.
 pub(crate) async fn copy<B>(
     connection: Upgraded,
-    mut body: B,
+    body: B,
     message: impl Fn(Bytes) -> Message,
     limit: Duration,
 ) where
     B: Body<Data = Bytes> + Unpin,
 {
-    let (mut sink, source) = socket(TokioIo::new(connection)).await.split();
+    copy_to(socket(TokioIo::new(connection)).await, body, message, limit).await;
+}
+
+async fn copy_to<T, B>(
+    connection: WebSocketStream<T>,
+    mut body: B,
+    message: impl Fn(Bytes) -> Message,
+    limit: Duration,
+) where
+    T: AsyncRead + AsyncWrite + Unpin,
+    B: Body<Data = Bytes> + Unpin,
+{
+    let (mut sink, source) = connection.split();
     let sending = async {
         while let Some(Ok(frame)) = body.frame().await {
             let Ok(chunk) = frame.into_data() else { continue };
@@ -104,4 +116,37 @@ pub(crate) fn fuzz(data: &[u8]) {
         receive(source.inspect(|read| assert!(read.as_ref().map_or(0, Message::len) <= MAX_MESSAGE))).await;
     };
     assert!(reading.now_or_never().is_some(), "the reader waits after the end of the connection");
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http_body::Frame;
+    use http_body_util::StreamBody;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_long_message_of_a_client_ends_the_connection() {
+        let is_read = async |length: u16| {
+            // A masked binary frame. The mask has zeros.
+            let mut frame = vec![0x82, 0x80 | 126];
+            frame.extend(length.to_be_bytes());
+            frame.resize(frame.len() + 4 + usize::from(length), 0);
+            let mut source = socket(tokio::io::join(frame.as_slice(), tokio::io::sink())).await;
+            source.next().await.is_some_and(|read| read.is_ok())
+        };
+        assert!(is_read(4096).await && !is_read(4097).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_the_client_does_not_read_ends_the_connection() {
+        let limit = Duration::from_secs(60);
+        let (server, _client) = tokio::io::duplex(1 << 10);
+        let event = Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; 8 << 10])));
+        let events = futures::stream::iter([event]).chain(futures::stream::pending());
+        let copy = copy_to(socket(server).await, StreamBody::new(events), Message::Binary, limit);
+        tokio::time::timeout(limit * 2, copy).await.expect("the end of the connection");
+    }
 }

@@ -23,7 +23,7 @@ use crate::{
 
 /// Decodes the body as the kind of the called subresource. Returns the object and warnings. As upstream, the object
 /// gets the namespace of the path, and another namespace is refused, because admission policies read the namespace.
-pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
+pub(crate) async fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
     let api_version = sub.api_version();
@@ -31,7 +31,7 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     // As upstream, clients may evict with the version that preceded v1.
     let alias = (sub.kind == "Eviction").then_some("policy/v1beta1");
     let expected = Expected::defined(&api_version, &sub.kind, schema).or_version(alias);
-    let (mut object, warnings) = call.decode(&expected)?;
+    let (mut object, warnings) = call.decode(&expected).await?;
     set_namespace(call, &mut object)?;
     Ok((object, warnings))
 }

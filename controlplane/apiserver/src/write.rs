@@ -228,7 +228,8 @@ pub(crate) async fn update(
         let mut old = convert::value(kind, stored).await?;
         // Other versions of this server stored fields that the canonical form omits or that this version does not have.
         let has_unknown = kind.strategy().canonical_stored(&mut old);
-        let new = offload::run(is_large, || change(&old))?;
+        let is_slow = is_large || call.has_json_patch();
+        let new = offload::run_body(is_slow, || change(&old)).await??;
         let old_object = OldObject { value: &old, is_large };
         let (new, reserved) = prepared(call, part, writer, old_object, new).await?;
         // An object that is stored in another API version, with unknown fields, or encrypted with an earlier key, is

@@ -301,6 +301,16 @@ mod tests {
         assert_eq!(report.error(Kind::Internal, "outer").message, "outer: middle: inner");
     }
 
+    #[test]
+    fn few_causes_are_kept() {
+        let (mut report, child_end) = pair();
+        let reporter = Reporter::new(&child_end);
+        (1..=6).for_each(|number| reporter.send(&Message::Cause(format!("cause {number}"))));
+        report.receive_all();
+        let error = report.error(Kind::Internal, "outer");
+        assert_eq!(error.message, "outer: cause 4: cause 3: cause 2: cause 1");
+    }
+
     /// The other process has the socket, like a container's process that inherited the descriptor.
     #[test]
     fn a_message_of_another_process_is_ignored() {

@@ -216,8 +216,46 @@ pub fn fuzz(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use nix::sys::socket::{recv, socketpair};
+
+    use super::*;
+
+    fn pair() -> (Agent, OwnedFd) {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let (shim, agent) = socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).unwrap();
+        (Agent { socket: shim, queued: VecDeque::new() }, agent)
+    }
+
     #[test]
     fn the_corpus_is_replayed() {
         coracle_testing::replay_corpus("shim", super::fuzz);
+    }
+
+    #[test]
+    fn an_answer_above_a_mebibyte_is_replaced_by_an_error() {
+        let (mut connection, agent) = pair();
+        connection.reply(7, Err(CallError::new(Kind::Internal, "x".repeat(MAX_PACKET)))).unwrap();
+        let mut answer = vec![0; 4 << 10];
+        let length = recv(agent.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT).unwrap();
+        let answer = Packet::decode(&answer[..length]).unwrap();
+        assert_eq!(answer.id, 7);
+        assert!(format!("{answer:?}").contains("the maximum is 1048576"), "{answer:?}");
+    }
+
+    #[test]
+    fn a_packet_with_more_descriptors_than_the_maximum_ends_the_connection() {
+        let (connection, agent) = pair();
+        let request = Packet { id: 1, body: Some(packet::Body::Request(Request { call: None })) };
+        let request = request.encode_to_vec();
+        let send = |count: usize| {
+            let raw = vec![agent.as_raw_fd(); count];
+            let rights = [ControlMessage::ScmRights(&raw)];
+            let flags = MsgFlags::MSG_DONTWAIT;
+            sendmsg::<()>(agent.as_raw_fd(), &[IoSlice::new(&request)], &rights, flags, None).unwrap();
+        };
+        send(MAX_FDS);
+        assert!(matches!(connection.receive(), Received::Request { fds, .. } if fds.len() == MAX_FDS));
+        send(MAX_FDS + 1);
+        assert!(matches!(connection.receive(), Received::End));
     }
 }

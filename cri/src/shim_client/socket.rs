@@ -145,3 +145,20 @@ fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
     let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, None, flags)?;
     Ok(message.bytes.min(MAX_PACKET))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_packet_with_more_descriptors_than_the_maximum_is_an_error() {
+        let (shim, runtime) = Socket::pair().unwrap();
+        let files = |count: usize| -> Vec<OwnedFd> {
+            (0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect()
+        };
+        shim.send(b"x", &files(MAX_FDS)).await.unwrap();
+        assert_eq!(runtime.receive().await.unwrap().unwrap().1.len(), MAX_FDS);
+        shim.send(b"x", &files(MAX_FDS + 1)).await.unwrap();
+        assert!(runtime.receive().await.is_err());
+    }
+}

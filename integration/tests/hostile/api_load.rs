@@ -2,6 +2,8 @@
 
 #[path = "api_load/audit.rs"]
 mod audit;
+#[path = "api_load/bodies.rs"]
+mod bodies;
 #[path = "api_load/client.rs"]
 mod client;
 #[path = "api_load/metrics.rs"]
@@ -68,7 +70,7 @@ fn nested_yaml_does_not_block_other_clients() {
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
                     // The parser reads the first body to its end. The second body is refused before it is parsed.
-                    [8_000, 120_000].map(|levels| {
+                    [5_000, 120_000].map(|levels| {
                         plane.by(EVE).send("POST", path, "application/yaml", "[".repeat(levels))
                     })
                 })

@@ -19,6 +19,9 @@ use crate::server::logs::Line;
 const MESSAGE_BYTES: u64 = 4096;
 const LOG_BYTES: u64 = 2048;
 const LOG_LINES: usize = 80;
+/// Bytes that are read of the end of a log. The first line may be incomplete; a line has at most 16 KiB of text. So at
+/// least 15 KiB of complete lines follow: 80 lines, or 2 KiB of text with time stamps and stream names.
+const LOG_WINDOW: u64 = 32 << 10;
 /// Maximum size in bytes of the node's hosts file.
 const HOSTS_MAX: u64 = 1 << 20;
 /// Maximum size in bytes of the node's resolver file. A larger file counts as empty.
@@ -186,12 +189,11 @@ pub(crate) fn message(path: &Path) -> String {
 /// The end of a container's log without time stamps and stream names. A partial line has no line end.
 pub(crate) fn log_tail(path: &Path) -> String {
     let Ok(mut file) = bounded::open(path) else { return String::new() };
-    // Each line has a time stamp and a stream name, so more is read than is returned.
-    let window = LOG_BYTES * 8;
     let length = file.metadata().map(|m| m.len()).unwrap_or_default();
-    let skipped = length.saturating_sub(window);
+    let skipped = length.saturating_sub(LOG_WINDOW);
     let mut bytes = Vec::new();
-    if file.seek(SeekFrom::Start(skipped)).is_err() || file.take(window).read_to_end(&mut bytes).is_err() {
+    if file.seek(SeekFrom::Start(skipped)).is_err() || file.take(LOG_WINDOW).read_to_end(&mut bytes).is_err()
+    {
         return String::new();
     }
     let start = if skipped > 0 {
@@ -325,6 +327,51 @@ mod tests {
         fs::write(&path, format!("{parts}torn\n2026-01-01T00:00:00Z stdout P DONE\n")).unwrap();
         assert_eq!(log_tail(&path), "one\nDONE", "a partial line gets no line end");
         fs::remove_file(path).unwrap();
+    }
+
+    /// The log has the parts that the shim writes: all but the last one have 16 KiB.
+    #[test]
+    fn a_long_last_line_is_in_the_log_tail() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let header = |tag: char| format!("2026-01-01T00:00:00.000000000Z stdout {tag} ");
+        for (parts, last) in [(0, 16_300), (0, 16_384), (1, 16_384), (2, 1), (2, 7_232), (3, 16_384)] {
+            for (tag, end) in [('F', "\n"), ('P', "")] {
+                let part = format!("{}{}\n", header('P'), "x".repeat(16_384));
+                let log = format!("{}{}{}\n", part.repeat(parts), header(tag), "y".repeat(last));
+                fs::write(&path, log).unwrap();
+                let tail = log_tail(&path);
+                assert_eq!(tail.len(), 2048, "{parts} parts and {last} bytes, {tag}");
+                let of_last = last.min(2048 - end.len());
+                assert!(tail.ends_with(&format!("{}{end}", "y".repeat(of_last))), "{parts}, {last}, {tag}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_log_tail_has_few_lines_and_little_text_and_reads_the_end_of_a_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        let log = |count: usize, text: &str| -> String {
+            (0..count).map(|at| format!("2026-01-01T00:00:00Z stdout F {at}{text}\n")).collect()
+        };
+        fs::write(&path, log(5_000, "")).unwrap();
+        let expected: String = (4_920..5_000).map(|at| format!("{at}\n")).collect();
+        assert_eq!(log_tail(&path), expected, "80 lines");
+        fs::write(&path, log(100, &"x".repeat(100))).unwrap();
+        let tail = log_tail(&path);
+        assert!(tail.len() == 2048 && tail.ends_with("x\n"), "{}", tail.len());
+        // Without a limit the whole file, which is larger than memory and has no blocks, would be read.
+        fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+        assert!(log_tail(&path).len() <= 2048);
+    }
+
+    #[test]
+    fn a_termination_message_has_at_most_4_kib() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = make_message_file(dir.path(), 0).unwrap();
+        fs::write(&path, "x".repeat(5_000)).unwrap();
+        assert_eq!(message(&path), "x".repeat(4096));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use super::{Admission, Admit, Attributes, Operation};
 use crate::{
     authz::rbac::{self, rule::Rule},
     error::{ApiError, Result},
+    offload,
     request::ResourceInfo,
 };
 
@@ -67,7 +68,7 @@ async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value)
         // would remove.
         wanted.extend(Rule::all());
     }
-    holds(admission, attributes, &wanted)
+    holds(admission, attributes, &wanted).await
 }
 
 async fn bind(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
@@ -78,7 +79,7 @@ async fn bind(admission: &Admission, attributes: &Attributes<'_>, role: &Value) 
     }
     let policy = admission.authorizers.policies.current(&admission.cache);
     match policy.bound(attributes.namespace, role) {
-        Some(rules) => holds(admission, attributes, &rules),
+        Some(rules) => holds(admission, attributes, &rules).await,
         None => {
             let kind = by_resource(rbac::GROUP, "v1", resource).ok_or_else(ApiError::no_resource)?;
             Err(ApiError::not_found(kind, name))
@@ -86,9 +87,11 @@ async fn bind(admission: &Admission, attributes: &Attributes<'_>, role: &Value) 
     }
 }
 
-fn holds(admission: &Admission, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<()> {
+/// Checks that the user holds all of these rules. The comparison of many rules waits for a slot.
+async fn holds(admission: &Admission, attributes: &Attributes<'_>, wanted: &[Rule]) -> Result<()> {
     let policy = admission.authorizers.policies.current(&admission.cache);
-    let held = rbac::holds(&policy, attributes.user, attributes.namespace, wanted);
+    let compare = || rbac::holds(&policy, attributes.user, attributes.namespace, wanted);
+    let held = offload::run_body(rbac::is_long(wanted), compare).await?;
     held.map_err(|why| ApiError::forbidden_object(attributes.kind, attributes.name, why))
 }
 

@@ -41,7 +41,7 @@ impl Admit for PodSecurity {
             return Ok(());
         }
         match (&*attributes.kind.group, &*attributes.kind.plural) {
-            ("", "namespaces") => namespace::validate(&self.0, admission, attributes, object),
+            ("", "namespaces") => namespace::validate(&self.0, admission, attributes, object).await,
             ("", "pods") => self.pod(admission, attributes, object),
             (group, plural) => match pod_security::template(group, plural, object) {
                 Some((metadata, spec)) if attributes.subresource.is_empty() => {

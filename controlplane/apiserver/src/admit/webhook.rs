@@ -262,14 +262,14 @@ pub(super) async fn replace(
 /// a client and for the first defaulting. The inner error means that the patch is invalid.
 ///
 /// # Errors
-/// Too many requests wait for a long function.
+/// Too many requests wait for a slot.
 async fn patched(
     attributes: &Attributes<'_>,
     kind: &Resource,
     sent: &Value,
     operations: &Value,
 ) -> Result<std::result::Result<Value, String>> {
-    let patched = match offload::run(true, || patch::json(sent, operations)) {
+    let patched = match offload::run_body(true, || patch::json(sent, operations)).await? {
         Ok(patched) => patched,
         Err(error) => return Ok(Err(error.to_string())),
     };
@@ -484,6 +484,9 @@ mod tests {
         let occupied = offload::occupy("patched-eve").await;
         assert!(apply(1).await.unwrap().unwrap()["spec"][0]["a"].is_string());
         assert_eq!(apply(2000).await.unwrap_err().code, 429);
+        drop(occupied);
+        let occupied = offload::occupy_bodies("patched-eve").await;
+        assert_eq!(apply(1).await.unwrap_err().code, 429, "a patch needs a slot for bodies");
         drop(occupied);
         assert!(apply(2000).await.unwrap().unwrap()["spec"][0]["a"].is_string());
     }

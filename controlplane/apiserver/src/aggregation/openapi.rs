@@ -534,6 +534,8 @@ mod tests {
             "/openapi/v3/apis/far.io/v1?hash=AB12"
         );
         assert_eq!(url("http://elsewhere/?hash=a/../b").unwrap(), "/openapi/v3/apis/far.io/v1");
+        let long = |length: usize| url(&format!("/?hash={}", "a".repeat(length))).unwrap();
+        assert_eq!([long(256).len(), long(257).len()], [26 + 6 + 256, 26]);
         assert_eq!(v3_url(&root(""), "far.io", "v2"), None);
         assert_eq!(v3_url(&json!([]), "far.io", "v1"), None);
     }

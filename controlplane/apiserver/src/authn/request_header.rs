@@ -204,6 +204,21 @@ mod tests {
     }
 
     #[test]
+    fn a_user_with_very_many_groups_or_extra_values_is_refused() {
+        let user = |name: &'static str, values: usize| {
+            let mut all = HeaderMap::new();
+            all.insert("x-remote-user", "ann".parse().unwrap());
+            for _ in 0..values {
+                all.append(name, "v".parse().unwrap());
+            }
+            headers().user(&all)
+        };
+        for name in ["x-remote-group", "x-remote-extra-a"] {
+            assert!(user(name, MAX_VALUES - 1).is_some() && user(name, MAX_VALUES + 1).is_none(), "{name}");
+        }
+    }
+
+    #[test]
     fn certificates_count_for_their_own_authority_only() {
         let (cluster, proxy) = (Authority::new(), Authority::new());
         let verifier = PeerVerifier::new(&cluster.pem(), &proxy.pem(), true).unwrap();

@@ -220,6 +220,8 @@ mod tests {
             json!({"authenticated": true, "user": {"username": ""}}),
             json!({"authenticated": true, "user": {"username": "ann", "groups": "dev"}}),
             json!({"authenticated": true, "user": {"username": "ann", "groups": vec!["g"; MAX_VALUES + 1]}}),
+            json!({"authenticated": true, "user": {"username": "ann",
+                "extra": {"a": vec!["v"; MAX_VALUES / 2], "b": vec!["v"; MAX_VALUES / 2 + 1]}}}),
             json!({"authenticated": true, "user": {"username": "ann"}, "audiences": ["other"]}),
         ] {
             let text = json!({"status": status}).to_string();

@@ -20,7 +20,6 @@ use crate::{
     authn::User,
     cache::{Cache, Change, Shared},
     object_meta::text,
-    offload,
 };
 use parts::Parts;
 use rule::Rule;
@@ -376,6 +375,11 @@ fn bound_role(namespace: &str, role: &Value) -> RoleKey {
     (namespace.to_owned(), role["name"].as_str().unwrap_or_default().to_owned())
 }
 
+/// Whether [`holds`] may take so long with these rules that it must not run on an async worker.
+pub(crate) fn is_long(wanted: &[Rule]) -> bool {
+    wanted.len() > FEW_RULES || wanted.iter().any(Rule::is_long)
+}
+
 /// Checks that the user holds all of these rules in the namespace.
 pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rule]) -> Result<(), String> {
     let cut = |word: &String| format!("{:?}", word.chars().take(MAX_NAMED_CHARS).collect::<String>());
@@ -384,9 +388,7 @@ pub(crate) fn holds(policy: &Policy, user: &User, namespace: &str, wanted: &[Rul
         let groups = quoted(&user.groups).join(" ");
         format!("user {:?} (groups=[{groups}]) is attempting to grant RBAC permissions {why}", user.name)
     };
-    let compare = || rule::missing(policy.rules(user, namespace), wanted);
-    let Ok(mut missing) = offload::run(wanted.len() > FEW_RULES || wanted.iter().any(Rule::is_long), compare)
-    else {
+    let Ok(mut missing) = rule::missing(policy.rules(user, namespace), wanted) else {
         let most = rule::MAX_PARTS;
         return Err(refusal(&format!(
             "of more than {most} combinations of verbs, groups, resources and names, or with too many words to compare \

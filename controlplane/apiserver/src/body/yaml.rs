@@ -9,23 +9,21 @@ use coracle_kinds::schema::{self, Parsed, TreePath};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::{
-    error::{ApiError, Result},
-    offload,
-};
+use crate::error::{ApiError, Result};
 
-/// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections; this
-/// number of steps takes a few tenths of a second.
-const MAX_STEPS: usize = 1 << 28;
+/// Maximum [`steps`] of a document. A step takes up to 10 ns, so a document takes at most 0.2 s. The largest known
+/// definition of a custom resource (Prometheus, 830 kB) has a third of these steps.
+const MAX_STEPS: usize = 1 << 24;
 /// Maximum [`steps`] of a document that is parsed on an async worker: a few milliseconds.
-const MAX_INLINE_STEPS: usize = 1 << 22;
+const MAX_INLINE_STEPS: usize = 1 << 18;
 /// Bytes to which aliases may expand even a very short document.
 const MIN_EXPANSION: usize = 64 << 10;
 
 /// Maximum number of recorded duplicate keys.
 const MAX_DUPLICATES: usize = 100;
 
-/// Parses YAML. A JSON document is parsed as JSON.
+/// Parses YAML. A JSON document is parsed as JSON. The caller runs this outside of the async workers if the document
+/// [is slow](is_slow).
 ///
 /// Duplicate keys are recorded in document order. Unknown fields are reported in alphabetical order, as upstream, which
 /// converts the document to JSON with sorted keys.
@@ -40,19 +38,47 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
             "a YAML document of this size has too many flow collections ([ and {); send it as JSON",
         ));
     }
-    offload::run(is_slow(bytes), || parse_tree(bytes))
+    parse_tree(bytes)
 }
 
-/// Upper bound for the steps of the parser: the product of bytes and flow collections.
+/// Upper bound for the steps of the parser: the sum over all tokens of the flow collections before the token. For each
+/// token the parser inspects all open flow collections. Source: `yaml_parser_fetch_more_tokens` of libyaml.
 ///
 /// Brackets in texts count as well. Only the parser itself can distinguish them from brackets of flow collections, so
 /// the exact depth is not known before a document is parsed.
 fn steps(bytes: &[u8]) -> usize {
-    bytes.iter().filter(|byte| matches!(byte, b'[' | b'{')).count().saturating_mul(bytes.len())
+    let mut opened = 0_usize;
+    bytes.iter().filter(|byte| may_begin_token(**byte)).fold(0_usize, |steps, byte| {
+        opened += usize::from(matches!(byte, b'[' | b'{'));
+        steps.saturating_add(opened)
+    })
+}
+
+/// Whether a token may begin at a byte, or after the byte and blanks. There are no other tokens, because two plain
+/// scalars have an indicator or a line break between them. Some line breaks of YAML begin with bytes outside of ASCII.
+fn may_begin_token(byte: u8) -> bool {
+    let is_indicator = matches!(
+        byte,
+        b'[' | b']'
+            | b'{'
+            | b'}'
+            | b','
+            | b':'
+            | b'?'
+            | b'-'
+            | b'*'
+            | b'&'
+            | b'!'
+            | b'|'
+            | b'>'
+            | b'\''
+            | b'"'
+    );
+    is_indicator || matches!(byte, b'\n' | b'\r') || !byte.is_ascii()
 }
 
 /// Whether a document may take so long that it must not be parsed on an async worker.
-fn is_slow(bytes: &[u8]) -> bool {
+pub(crate) fn is_slow(bytes: &[u8]) -> bool {
     steps(bytes) > MAX_INLINE_STEPS
 }
 
@@ -70,12 +96,8 @@ fn parse_tree(bytes: &[u8]) -> Result<Parsed> {
 }
 
 /// The first duplicate key of a document that [`parse`] has accepted, with its line. It has the format of upstream's
-/// parser: `line 9: key "foo" already set in map`.
+/// parser: `line 9: key "foo" already set in map`. It takes as long as [`parse`].
 pub(crate) fn first_duplicate(bytes: &[u8]) -> Option<String> {
-    offload::run(is_slow(bytes), || find_duplicate(bytes))
-}
-
-fn find_duplicate(bytes: &[u8]) -> Option<String> {
     let left = Cell::new(expansion(bytes));
     let duplicates = RefCell::new(Vec::new());
     let text = std::str::from_utf8(bytes).ok()?;
@@ -285,10 +307,34 @@ mod tests {
 
     #[test]
     fn short_documents_with_many_flow_collections_are_not_parsed_on_an_async_worker() {
-        assert!(is_slow("[".repeat(16_000).as_bytes()));
-        assert!(is_slow("[".repeat(2_049).as_bytes()));
-        assert!(!is_slow("[".repeat(2_048).as_bytes()));
-        assert!(!is_slow("a: [1]\n".repeat(500).as_bytes()));
+        assert!(is_slow("[".repeat(4_000).as_bytes()));
+        assert!(is_slow("[".repeat(724).as_bytes()));
+        assert!(!is_slow("[".repeat(723).as_bytes()));
+        assert!(!is_slow("a: [1]\n".repeat(300).as_bytes()));
+    }
+
+    #[test]
+    fn a_definition_of_a_megabyte_with_brackets_in_its_texts_is_accepted() {
+        let property = |number: usize| {
+            let link = if number % 8 == 0 { "See the [documentation] of this field. " } else { "" };
+            let text = "It has a text. ".repeat(20);
+            format!("p{number}:\n  description: |-\n    {link}{text}\n  type: string\n")
+        };
+        let text: String = (0..3_000).map(property).collect();
+        assert!(text.len() > 1_000_000, "{}", text.len());
+        assert!(steps(text.as_bytes()) < MAX_STEPS / 2, "{}", steps(text.as_bytes()));
+        assert_eq!(parse(text.as_bytes()).unwrap().value.as_object().unwrap().len(), 3_000);
+    }
+
+    #[test]
+    fn each_kind_of_token_counts_as_steps() {
+        let open = "[".repeat(1_000);
+        for token in
+            ["[", "]", "{", "}", ",", ": ", "? ", "*a ", "&a ", "!a ", "'' ", "\"\" ", "- ", "\r", "\u{85}"]
+        {
+            let with = steps(format!("{open}{}", token.repeat(1_000)).as_bytes());
+            assert!(with >= steps(open.as_bytes()) + 1_000_000, "{token:?}: {with}");
+        }
     }
 
     #[test]

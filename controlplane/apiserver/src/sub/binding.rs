@@ -21,7 +21,7 @@ use crate::{
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
-    let (binding, warnings) = body_of(call)?;
+    let (binding, warnings) = body_of(call).await?;
     let name = &call.resource.name;
     if text(&binding, "name") != name {
         return Err(ApiError::bad_request("name in URL does not match name in Binding object"));
@@ -39,7 +39,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
 pub(crate) async fn create(call: &Call) -> Result<Reply> {
     media::negotiate(&call.headers, &call.info.query, &[])?;
     call.dry_run()?;
-    let (mut binding, warnings) = call.object()?;
+    let (mut binding, warnings) = call.object().await?;
     set_namespace(call, &mut binding)?;
     let name = text(&binding, "name").to_owned();
     if name.is_empty() {

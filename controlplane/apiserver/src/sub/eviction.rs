@@ -44,7 +44,7 @@ enum Verdict {
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let is_dry_run = call.dry_run()?;
-    let (eviction, warnings) = body_of(call)?;
+    let (eviction, warnings) = body_of(call).await?;
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }

@@ -13,7 +13,7 @@ use crate::{
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    let (namespace, warnings) = body_of(call)?;
+    let (namespace, warnings) = body_of(call).await?;
     let stored = write::update(call, &call.resource.name, Part::Internal, Writer::Update, |old| {
         check_revision(&call.kind, old, &namespace["metadata"]["resourceVersion"])?;
         let mut new = old.clone();

@@ -14,6 +14,7 @@ use crate::{
     error::{ApiError, Result},
     field_manager::{self, Writer},
     media::{self, BodyType, Form},
+    offload,
     reply::{self, Reply},
     verb::{apply, create, patch, update},
     write::{self, Part, check_revision, text},
@@ -37,7 +38,7 @@ pub(crate) async fn get(call: &Call) -> Result<Reply> {
 
 pub(crate) async fn update(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (wanted, warnings) = body_of(call)?;
+    let (wanted, warnings) = body_of(call).await?;
     update::same_name(&wanted, &call.resource.name)?;
     write(call, Writer::Update, &warnings, |old| changed(call, old, &wanted)).await
 }
@@ -48,7 +49,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
     if is_apply {
         return apply(call).await;
     }
-    let patch = patch::read(call)?;
+    let patch = patch::read(call).await?;
     let validation = call.validation()?;
     let field_warnings = patch.field_warnings(validation)?;
     let mut warnings = Vec::new();
@@ -70,7 +71,8 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
 /// Server-side apply: the manager owns the replicas of the workload through the subresource. A Scale has no other field
 /// that can be set. Source: `ScaleHandler` of `managedfields`.
 async fn apply(call: &Call) -> Result<Reply> {
-    let (config, replicas) = config(call)?;
+    let found = offload::run_body(call.has_slow_yaml(), || config(call)).await?;
+    let (config, replicas) = found?;
     write(call, Writer::Apply, &[], |old| {
         let kind = &call.kind;
         let mut wanted = scale::read(kind, old);

@@ -36,7 +36,7 @@ const BOUND_FIELDS: [&[&str]; 4] =
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
-    let (mut request, warnings) = body_of(call)?;
+    let (mut request, warnings) = body_of(call).await?;
     set_name(call, &mut request)?;
     let account = parent(call).await?;
     check_uid(call, text(&request, "uid"), text(&account, "uid"))?;

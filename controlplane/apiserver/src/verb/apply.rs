@@ -28,7 +28,7 @@ struct Configuration {
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
-    let found = offload::run(call.has_large_body(), || config(call))?;
+    let found = offload::run_body(call.has_slow_yaml(), || config(call)).await??;
     let Configuration { object: config, is_named, warnings } = found;
     for _ in 0..ATTEMPTS {
         let updated = write::update(call, &call.resource.name, part, Writer::Apply, |old| {

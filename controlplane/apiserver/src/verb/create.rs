@@ -12,7 +12,7 @@ use crate::{
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (mut object, warnings) = call.object()?;
+    let (mut object, warnings) = call.object().await?;
     set_namespace(call, &mut object)?;
     let stored = write::create(call, object, Writer::Update).await?;
     let reply = reply::object(201, call.form()?, &call.kind, &stored);

@@ -94,7 +94,7 @@ pub(crate) enum Outcome {
 }
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
-    let options = options(call)?;
+    let options = options(call).await?;
     if options.ignores_read_error {
         return unsafe_delete::run(call).await;
     }
@@ -173,11 +173,11 @@ pub(crate) async fn admit(call: &Call, name: &str, old: &Value, options: &Option
 }
 
 /// The options of the request. If the request has a body, the query is ignored, as upstream.
-pub(crate) fn options(call: &Call) -> Result<Options> {
+pub(crate) async fn options(call: &Call) -> Result<Options> {
     if call.body.is_empty() {
         return options_from(&query_options(call)?);
     }
-    let mut parsed = call.parse()?;
+    let mut parsed = call.parse().await?;
     if parsed.value.is_null() {
         parsed.value = json!({});
     }

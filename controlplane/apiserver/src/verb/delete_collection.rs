@@ -20,7 +20,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // As upstream, uninitialized objects are deleted, too.
     let mut scope = Scope { initialized_only: false, ..list::scope(call)? };
     let fields = version_fields::take(&call.kind, &mut scope);
-    let options = delete::options(call)?;
+    let options = delete::options(call).await?;
     if options.ignores_read_error() {
         return Err(call.invalid_parameter(|causes| {
             let detail = "is not allowed with DELETECOLLECTION, try again after removing the option";

@@ -44,12 +44,11 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         return apply::run(call, part).await;
     }
     field_manager::check_parameters(call, false)?;
-    let patch = read(call)?;
+    let patch = read(call).await?;
     let mut warnings = Vec::new();
     let expected = Expected::of(&call.kind).with_initializers(call.has_initializers());
     let validation = call.validation()?;
     let field_warnings = patch.field_warnings(validation)?;
-    let is_heavy = matches!(patch, Patch::Json(_)) || call.has_large_body();
     let apply = |old: &Value| {
         let patched = patch.apply(call.kind.patch_definition(), old)?;
         write::check_revision(&call.kind, old, &patched["metadata"]["resourceVersion"])?;
@@ -61,7 +60,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
         })
     };
     let stored = write::update(call, &call.resource.name, part, Writer::Update, |old| {
-        let (new, found) = offload::run(is_heavy, || apply(old))?;
+        let (new, found) = apply(old)?;
         warnings = found;
         Ok(new)
     })
@@ -71,27 +70,29 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
 }
 
 /// Reads the body as the patch that its content type names.
-pub(crate) fn read(call: &Call) -> Result<Patch> {
-    let body_type = patch_type(call)?;
-    let tree = || {
-        let parsed = offload::run(call.has_large_body(), || schema::parse_json(&call.body));
-        parsed.map(|parsed| parsed.value).map_err(|error| {
-            let why = match error {
-                SchemaError::Syntax(why) => why,
-                other => other.to_string(),
-            };
-            ApiError::bad_request(format!("error decoding patch: {why}"))
-        })
+pub(crate) async fn read(call: &Call) -> Result<Patch> {
+    let of_tree: fn(Value) -> Patch = match patch_type(call)? {
+        BodyType::JsonPatch => Patch::Json,
+        BodyType::MergePatch => Patch::Merge,
+        BodyType::StrategicPatch => Patch::Strategic,
+        BodyType::ApplyPatch => {
+            return Err(ApiError::unsupported_media_type(
+                "server-side apply (application/apply-patch+yaml) of this subresource is not supported",
+            ));
+        }
+        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => {
+            return Err(ApiError::unknown_body(PATCH_TYPES));
+        }
     };
-    match body_type {
-        BodyType::JsonPatch => Ok(Patch::Json(tree()?)),
-        BodyType::MergePatch => Ok(Patch::Merge(tree()?)),
-        BodyType::StrategicPatch => Ok(Patch::Strategic(tree()?)),
-        BodyType::ApplyPatch => Err(ApiError::unsupported_media_type(
-            "server-side apply (application/apply-patch+yaml) of this subresource is not supported",
-        )),
-        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Err(ApiError::unknown_body(PATCH_TYPES)),
-    }
+    let parsed = offload::run_body(call.has_large_body(), || schema::parse_json(&call.body)).await?;
+    let parsed = parsed.map_err(|error| {
+        let why = match error {
+            SchemaError::Syntax(why) => why,
+            other => other.to_string(),
+        };
+        ApiError::bad_request(format!("error decoding patch: {why}"))
+    })?;
+    Ok(of_tree(parsed.value))
 }
 
 /// The type of the patch in the body.

@@ -24,7 +24,7 @@ const MAX_TOKEN_BYTES: usize = 64 << 10;
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // Reviews cannot be rendered as a table.
     media::negotiate(&call.headers, &call.info.query, &[])?;
-    let (mut review, warnings) = call.object()?;
+    let (mut review, warnings) = call.object().await?;
     super::create::set_namespace(call, &mut review)?;
     remove_system_fields(&mut review);
     let attributes = call.attributes(Operation::Create, "", None);

@@ -18,7 +18,7 @@ const ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
-    let (mut object, warnings) = call.object()?;
+    let (mut object, warnings) = call.object().await?;
     create::set_namespace(call, &mut object)?;
     let name = &call.resource.name;
     same_name(&object, name)?;

@@ -200,6 +200,20 @@ fn documents_that_are_not_images_are_refused() {
     assert!(matches!(refused(&bad_digest), ManifestError::Damaged(_)));
 }
 
+#[test]
+fn an_image_has_at_most_500_layers() {
+    let descriptor = |media_type: &str| serde_json::json!({"mediaType": media_type, "digest": Digest::of(b"x"), "size": 2});
+    let config = descriptor("application/vnd.oci.image.config.v1+json");
+    let layer = descriptor("application/vnd.oci.image.layer.v1.tar+gzip");
+    let parsed = |layers: usize| {
+        let layers = vec![layer.clone(); layers];
+        let manifest = serde_json::json!({"schemaVersion": 2, "config": config, "layers": layers});
+        parse(manifest.to_string().as_bytes())
+    };
+    assert!(matches!(parsed(500), Ok(Document::Manifest(_))));
+    assert!(matches!(parsed(501), Err(ManifestError::Layers(501))));
+}
+
 /// CVE-2026-95839: a malformed digest in an index ended the process. CVE-2024-3727: a digest was a path.
 #[test]
 fn cve_2026_95839_malformed_digests_of_indexes_and_layers_are_refused() {

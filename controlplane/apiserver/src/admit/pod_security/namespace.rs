@@ -21,7 +21,7 @@ const MAX_PODS: usize = 3000;
 /// Maximum duration of that check, as upstream.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(1);
 
-pub(super) fn validate(
+pub(super) async fn validate(
     config: &PodSecurityConfig,
     admission: &Admission,
     attributes: &Attributes<'_>,
@@ -54,7 +54,8 @@ pub(super) fn validate(
         }
     } else if before.is_some() {
         // The check takes up to a second.
-        offload::run(true, || warn_about_pods(config, admission, attributes, new.enforce));
+        let warn = || warn_about_pods(config, admission, attributes, new.enforce);
+        offload::run_long(true, warn).await?;
     }
     Ok(())
 }

@@ -8,6 +8,69 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 
 use super::*;
+use crate::offload;
+
+/// A user with all permissions, who is not exempt from limits.
+const EVE: &str = "load-eve";
+
+impl Fixture {
+    async fn by_eve(&self, [method, path, media]: [&str; 3], body: &str) -> Answer {
+        let request = Request::builder().method(method).uri(path).header("content-type", media);
+        let request = request.body(Full::new(Bytes::from(body.to_owned()))).unwrap();
+        self.send(User::new(EVE, &[]), request).await
+    }
+
+    async fn permit_eve_everything(&self) {
+        let group = "rbac.authorization.k8s.io";
+        let binding = json!({"metadata": {"name": EVE},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
+            "subjects": [{"apiGroup": group, "kind": "User", "name": EVE}]});
+        let path = format!("/apis/{group}/v1/clusterrolebindings");
+        assert_eq!(self.post(&path, binding).await.code, 201);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn requests_with_slow_bodies_are_refused_while_too_many_wait_for_a_slot() {
+    let fixture = Fixture::new().await;
+    fixture.permit_eve_everything().await;
+    let pod =
+        json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+    let deployment = json!({"metadata": {"name": "d"},
+        "spec": {"selector": {"matchLabels": {"a": "b"}}, "template": pod}});
+    assert_eq!(fixture.post("/apis/apps/v1/namespaces/default/deployments", deployment).await.code, 201);
+    let (maps, map) = ("/api/v1/namespaces/default/configmaps", "/api/v1/namespaces/default/configmaps/a");
+    let applied = "/api/v1/namespaces/default/configmaps/a?fieldManager=m";
+    let scale = "/apis/apps/v1/namespaces/default/deployments/d/scale";
+    let applied_scale = "/apis/apps/v1/namespaces/default/deployments/d/scale?fieldManager=m";
+    // The brackets are in a comment, but only the parser knows that.
+    let slow = |text: &str| format!("{text}\n# {}\n", "[".repeat(800));
+    let config_map = slow("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {b: c}");
+    let replicas = slow("apiVersion: autoscaling/v1\nkind: Scale\nmetadata: {name: d}\nspec: {replicas: 2}");
+    let long_patch = json!({"data": {"x": "x".repeat(40 << 10)}}).to_string();
+    let add = r#"[{"op": "add", "path": "/data/a", "value": "b"}]"#.to_owned();
+    let set = r#"[{"op": "add", "path": "/spec/replicas", "value": 2}]"#.to_owned();
+    let requests = [
+        (["POST", maps, "application/yaml"], config_map.clone(), 201),
+        (["PUT", map, "application/yaml"], config_map.clone(), 200),
+        (["PATCH", map, "application/json-patch+json"], add, 200),
+        (["PATCH", map, "application/merge-patch+json"], long_patch, 200),
+        (["PATCH", applied, "application/apply-patch+yaml"], config_map, 200),
+        (["PUT", scale, "application/yaml"], replicas.clone(), 200),
+        (["PATCH", scale, "application/json-patch+json"], set, 200),
+        (["PATCH", applied_scale, "application/apply-patch+yaml"], replicas, 200),
+        (["DELETE", map, "application/yaml"], slow("apiVersion: v1\nkind: DeleteOptions"), 200),
+    ];
+    for (request, body, code) in requests {
+        let occupied = offload::occupy_bodies(EVE).await;
+        let refused = fixture.by_eve(request, &body).await;
+        assert_eq!(refused.code, 429, "{request:?}: {}", refused.body);
+        assert_eq!(refused.headers["retry-after"], "1");
+        drop(occupied);
+        let answer = fixture.by_eve(request, &body).await;
+        assert_eq!(answer.code, code, "{request:?}: {}", answer.body);
+    }
+}
 
 #[tokio::test]
 async fn a_body_that_never_comes_ends_the_request() {

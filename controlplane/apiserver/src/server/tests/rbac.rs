@@ -61,6 +61,23 @@ fn binding(kind: &str, role: &str, user: &str) -> Value {
         "roleRef": {"kind": kind, "name": role}, "subjects": [{"kind": "User", "name": user}]})
 }
 
+/// The comparison of many rules may take tenths of a second.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_with_many_rules_is_refused_while_too_many_wait_for_a_slot() {
+    let server = Fixture::new().await;
+    server.role("default", "makers", json!([rule(&["create"], &["roles"])])).await;
+    server.bind("default", "Role", "makers", "rules-eve").await;
+    let rules: Value = (0..21).map(|_| rule(&["create"], &["roles"])).collect();
+    let post = async |name: &str| {
+        let role = json!({"metadata": {"name": name}, "rules": rules});
+        server.post_as(User::new("rules-eve", &[]), &at("default", "roles"), role).await.code
+    };
+    let occupied = crate::offload::occupy_bodies("rules-eve").await;
+    assert_eq!(post("a").await, 429);
+    drop(occupied);
+    assert_eq!(post("b").await, 201);
+}
+
 #[tokio::test]
 async fn a_user_has_the_permissions_of_its_bindings_in_their_namespaces() {
     let server = Fixture::new().await;

@@ -1,0 +1,51 @@
+//! Bodies whose parsing takes long.
+
+use std::time::{Duration, Instant};
+
+use coracle_integration::on_a_machine;
+
+use super::client::{ADMIN, EVE, Plane};
+
+/// Levels of a document that is just below the limit. The parser takes about a tenth of a second.
+const LEVELS: usize = 5_700;
+/// Concurrent requests of one user. The server permits 100.
+const CLIENTS: usize = 95;
+/// Maximum time of a request of another client.
+const LIMIT: Duration = Duration::from_secs(3);
+
+/// In an earlier version, all but ten of these bodies were parsed on the two async workers, which also do TLS
+/// handshakes.
+#[test]
+fn many_slow_bodies_do_not_delay_other_clients() {
+    on_a_machine(|machine| {
+        let plane = Plane::start(machine, None);
+        let posts: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let plane = plane.address();
+                std::thread::spawn(move || {
+                    let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+                    let post = || plane.by(EVE).send("POST", path, "application/yaml", "[".repeat(LEVELS));
+                    [post(), post(), post()]
+                })
+            })
+            .collect();
+        let (mut served, mut slowest) = (0, Duration::ZERO);
+        while posts.iter().any(|post| !post.is_finished()) {
+            let began = Instant::now();
+            assert_eq!(plane.get(ADMIN, "/api/v1/namespaces/default").0, 200);
+            slowest = slowest.max(began.elapsed());
+            served += 1;
+        }
+        assert!(served > 10 && slowest < LIMIT, "{served} requests, the slowest one took {slowest:?}");
+        let answers: Vec<_> = posts.into_iter().flat_map(|post| post.join().unwrap()).collect();
+        let parsed = answers.iter().filter(|(code, _)| *code == 400).count();
+        assert!(parsed > CLIENTS, "{parsed} bodies were parsed");
+        for (code, answer) in &answers {
+            let text = match code {
+                400 => "error converting YAML to JSON",
+                _ => "retry-after: 1",
+            };
+            assert!([400, 429].contains(code) && answer.contains(text), "{answer}");
+        }
+    });
+}
