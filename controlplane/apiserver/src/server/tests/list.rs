@@ -40,6 +40,27 @@ async fn lists_are_filtered_and_later_pages_have_the_revision_of_the_first() {
 }
 
 #[tokio::test]
+async fn a_token_outlives_more_changes_than_the_history_has() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c"] {
+        server.post(CONFIG_MAPS, config_map(name, json!({}))).await;
+    }
+    let first = server.get(&format!("{CONFIG_MAPS}?limit=1")).await.body;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    for letter in ["u", "v", "w", "x", "y", "z"] {
+        let patch = json!({"data": {"key": letter.repeat(900 << 10)}});
+        assert_eq!(server.merge(&format!("{CONFIG_MAPS}/c"), patch).await.code, 200);
+    }
+    server.delete(&format!("{CONFIG_MAPS}/b"), json!({})).await;
+    let rest = server.get(&format!("{CONFIG_MAPS}?limit=5&continue={token}")).await;
+    assert_eq!(rest.code, 200, "{}", rest.body);
+    let items = rest.body["items"].as_array().unwrap().iter();
+    let data: Vec<&str> = items.map(|item| item["data"]["key"].as_str().unwrap()).collect();
+    assert_eq!(data, ["b", "c"], "the objects of the first page's revision");
+    assert_eq!(rest.body["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+}
+
+#[tokio::test]
 async fn a_token_with_a_future_revision_is_refused() {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 
