@@ -58,7 +58,7 @@ pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
 use snapshots::Snapshots;
 use unreadable::{LateObjects, UnreadableObject};
-pub(crate) use watchers::{Event, Events, Watcher};
+pub(crate) use watchers::{Event, Events, WatchStop, Watcher};
 
 /// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates
 /// the guard. The key contains no `/`, so no object has this key.
