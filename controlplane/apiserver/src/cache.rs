@@ -1,8 +1,8 @@
 //! The watch cache: the encoded bytes of every object once, shared by gets, lists and watches.
 //!
 //! One task watches the store and applies each commit in order. The cache also keeps the recent changes of each
-//! resource. So a watch can start at an earlier revision, and a paged list can continue at the revision of its first
-//! page.
+//! resource. So a watch can start at an earlier revision. For a paged list it keeps the objects as they were at the
+//! revision of the first page.
 
 mod allocated;
 mod change;

@@ -186,7 +186,8 @@ impl Drop for Events {
 // === impl WatchStop ===
 
 impl WatchStop {
-    /// Ends the watch after the events that are queued now. Locks the collection, so the caller must not hold that lock.
+    /// Ends the watch after the events that are queued now. Locks the collection, so the caller must not hold that
+    /// lock.
     pub(crate) fn stop(&self) {
         self.0.unregister();
     }

@@ -45,8 +45,8 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// if the client stops reading meanwhile.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
 
-/// Maximum time in which a client reads the queued events of its watch when the server stops. It is shorter than the time
-/// after which the server closes the connections.
+/// Maximum time in which a client reads the queued events of its watch when the server stops. It is shorter than the
+/// time after which the server closes the connections.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
