@@ -334,6 +334,9 @@ settings! {
     /// Refuse new requests with 429 and Retry-After after shutdown-delay-duration, until the requests in flight have ended.
     /// Without it, the API server then accepts no more connections.
     shutdown_send_retry_after: bool = default "false", "BOOL";
+    /// Time over which the API server ends its watches at its shutdown. Each watch ends at a random time in it, so that
+    /// clients do not all connect to other servers at once. 0s ends all watches at the same time.
+    shutdown_watch_termination_grace_period: GoDuration = default "0s", "DURATION";
 }
 
 // === impl ControlPlaneSettings ===

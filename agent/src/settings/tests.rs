@@ -249,6 +249,7 @@ fn the_drain_of_an_api_server_has_the_time_of_its_delay_and_its_requests() {
     };
     let (delay, retry) = ("shutdown-delay-duration = \"10s\"", "shutdown-send-retry-after = true");
     assert_eq!((of(""), of(delay), of(retry)), (0, 10, 60));
+    assert_eq!(of("shutdown-watch-termination-grace-period = \"20s\""), 20);
     assert_eq!(of(&format!("{delay}\n{retry}\nrequest-timeout = \"90s\"")), 100);
 }
 

@@ -1,8 +1,8 @@
 //! The watch cache: the encoded bytes of every object once, shared by gets, lists and watches.
 //!
 //! One task watches the store and applies each commit in order. The cache also keeps the recent changes of each
-//! resource. So a watch can start at an earlier revision, and a paged list can continue at the revision of its first
-//! page.
+//! resource. So a watch can start at an earlier revision. For a paged list it keeps the objects as they were at the
+//! revision of the first page.
 
 mod allocated;
 mod change;
@@ -17,6 +17,7 @@ mod paid_claims;
 mod progress;
 mod references;
 mod rendered_events;
+mod snapshots;
 mod unreadable;
 mod watchers;
 
@@ -24,7 +25,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -55,8 +56,9 @@ pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_o
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
+use snapshots::Snapshots;
 use unreadable::{LateObjects, UnreadableObject};
-pub(crate) use watchers::{Event, Events, Watcher};
+pub(crate) use watchers::{Event, Events, WatchStop, Watcher};
 
 /// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates
 /// the guard. The key contains no `/`, so no object has this key.
@@ -88,6 +90,10 @@ pub(crate) struct Cache {
     late: LateObjects,
     /// Notified when a history exceeds its usual limits.
     bursts: Notify,
+    /// Notified when a collection takes a snapshot.
+    snapshots_taken: Notify,
+    /// Bytes of the snapshots of all collections.
+    snapshot_bytes: Arc<AtomicUsize>,
     /// The usage of quotas by the objects. Lock order: this lock before the lock of a collection.
     pub(crate) quotas: Ledger,
     /// Events that watches share.
@@ -105,6 +111,7 @@ pub(crate) struct Cache {
 struct Counts {
     superseded: Arc<SupersededObjects>,
     namespace_bytes: Arc<NamespaceBytes>,
+    snapshot_bytes: Arc<AtomicUsize>,
 }
 
 /// The collection of one resource.
@@ -159,6 +166,8 @@ impl Cache {
             resyncs: AtomicU64::new(0),
             late: LateObjects::default(),
             bursts: Notify::new(),
+            snapshots_taken: Notify::new(),
+            snapshot_bytes: counts.snapshot_bytes,
             quotas: Ledger::default(),
             rendered: Arc::default(),
             conversions: Arc::default(),
@@ -181,8 +190,12 @@ impl Cache {
         // The collection keeps commits until the listed objects are loaded.
         let collection = Collection::loading(stored.clone());
         let mut collections = Collections::clone(&self.collections.load());
-        let (superseded, namespace_bytes) = (self.superseded.clone(), self.namespace_bytes.clone());
-        let collection = insert(&mut collections, collection, Counts { superseded, namespace_bytes });
+        let counts = Counts {
+            superseded: self.superseded.clone(),
+            namespace_bytes: self.namespace_bytes.clone(),
+            snapshot_bytes: self.snapshot_bytes.clone(),
+        };
+        let collection = insert(&mut collections, collection, counts);
         self.collections.store(Arc::new(collections));
         let loaded = self.list_into(store, &collection, stored).await;
         if loaded.is_err() {
@@ -236,6 +249,7 @@ impl Cache {
         tokio::select! {
             () = self.apply_events(watch) => (),
             () = self.remove_old_changes() => (),
+            () = self.drop_old_snapshots() => (),
         }
     }
 
@@ -456,6 +470,7 @@ fn split(key: &str) -> Option<(&str, &str)> {
 fn insert(collections: &mut Collections, mut collection: Collection, counts: Counts) -> Arc<Shared> {
     collection.superseded = counts.superseded;
     collection.namespace_bytes = counts.namespace_bytes;
+    collection.snapshots = Snapshots::new(counts.snapshot_bytes);
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
     let shared = Arc::new_cyclic(|itself| {
         collection.share_as(itself.clone());

@@ -164,6 +164,8 @@ pub struct ServerOptions {
     /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight
     /// have ended. Otherwise the server accepts no more connections.
     pub send_retry_after: bool,
+    /// Time over which the ends of watches are spread at the shutdown.
+    pub watch_grace: Duration,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
@@ -208,6 +210,7 @@ impl Default for ServerOptions {
             allowed_origins: Vec::new(),
             goaway_chance: 0.0,
             send_retry_after: false,
+            watch_grace: Duration::ZERO,
             external_ips: None,
             store: StoreOptions::default(),
         }

@@ -2,18 +2,20 @@
 //!
 //! A server's own commits are in its cache when they are acknowledged; commits of other servers arrive later. A request
 //! therefore first waits until the cache contains all commits that were acknowledged before. A read with
-//! `resourceVersion=0` accepts any age. While the store does not respond, reads use the cache without waiting, and
-//! writes fail at their commit.
+//! `resourceVersion=0` accepts any age. If the cache does not become current in time, a read without `resourceVersion`
+//! fails, as upstream's reads from etcd. Watches continue, and writes fail at their commit.
 
 use std::time::Duration;
 
+use coracle_kinds::Resource;
 use coracle_store::{Health, Store};
 
 use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
-    request::parse_revision,
+    in_flight::is_long_running,
+    request::{RequestInfo, parse_revision},
 };
 
 /// Maximum duration of the query for the store's newest revision.
@@ -22,34 +24,52 @@ const REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 /// `apiserver/pkg/storage/cacher/watch_cache.go`.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 
+/// The message of a read that fails because the cache may be too old.
+const NOT_CURRENT: &str = "etcd did not answer in time, so the server may lack newer objects; \
+                           resourceVersion=0 reads objects of any age";
+/// Seconds after which a client may send such a read again.
+const RETRY_SECONDS: u64 = 1;
+
 /// Maximum time that service account tokens and bootstrap tokens are accepted while the store does not respond.
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
-/// Waits until the cache is current enough for a request with this `resourceVersion`.
-pub(crate) async fn wait(store: &dyn Store, cache: &Cache, verb: &str, resource_version: &str) -> Result<()> {
-    if !store.is_shared() || is_any_age(verb, resource_version)? {
+/// Waits until the cache is current enough for a request.
+///
+/// # Errors
+/// `Timeout` if the cache does not become current in time, and the request is a read that must not be older.
+pub(crate) async fn wait(
+    store: &dyn Store,
+    cache: &Cache,
+    info: &RequestInfo,
+    kind: &Resource,
+) -> Result<()> {
+    let revision = info.query.get("resourceVersion");
+    if !store.is_shared() || is_any_age(info.verb, revision)? {
         return Ok(());
     }
-    if let Some(asked) = parse_revision(resource_version)?
-        && asked <= cache.revision()
-        && is_read(verb)
-    {
+    let asked = parse_revision(revision)?;
+    if asked.is_some_and(|asked| asked <= cache.revision()) && is_read(info.verb) {
         return Ok(());
     }
-    if matches!(store.health(), Health::Failed(_)) {
+    let must_be_current = asked.is_none() && is_consistent_read(info, kind);
+    if !must_be_current && matches!(store.health(), Health::Failed(_)) {
         return Ok(());
     }
     let newest = tokio::time::timeout(REVISION_TIMEOUT, store.revision()).await;
-    let Ok(Ok(newest)) = newest else {
-        tracing::debug!(
-            ?newest,
-            "cannot read the newest revision; the request uses the cache without waiting"
-        );
-        return Ok(());
+    let is_current = match newest {
+        // A cache that does not reach the revision in time has lost its watch.
+        Ok(Ok(newest)) => {
+            matches!(tokio::time::timeout(CACHE_TIMEOUT, cache.reach(newest)).await, Ok(Ok(())))
+        }
+        failed => {
+            tracing::debug!(?failed, "cannot read the newest revision");
+            false
+        }
     };
-    // A cache that does not reach the revision in time has lost its watch; the request uses it without waiting longer.
-    let _ = tokio::time::timeout(CACHE_TIMEOUT, cache.reach(newest)).await;
-    Ok(())
+    match is_current || !must_be_current {
+        true => Ok(()),
+        false => Err(ApiError::timeout(NOT_CURRENT, RETRY_SECONDS)),
+    }
 }
 
 /// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server
@@ -71,13 +91,32 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "list" | "watch")
 }
 
+/// Whether a request without `resourceVersion` must see all acknowledged commits. Logs and streams come from nodes.
+fn is_consistent_read(info: &RequestInfo, kind: &Resource) -> bool {
+    matches!(info.verb, "get" | "list") && kind.is_stored() && !is_long_running(info)
+}
+
 fn is_any_age(verb: &str, resource_version: &str) -> Result<bool> {
     Ok(is_read(verb) && parse_revision(resource_version)? == Some(0))
 }
 
 #[cfg(test)]
 mod tests {
+    use coracle_kinds::kind::by_kind;
+    use http::{Method, Uri};
+
     use super::*;
+
+    #[test]
+    fn logs_streams_and_watches_need_no_current_cache() {
+        let kind = by_kind("v1", "Pod").unwrap();
+        let is_consistent = |path: &str| {
+            let uri: Uri = format!("/api/v1/namespaces/n/pods{path}").parse().unwrap();
+            is_consistent_read(&RequestInfo::parse(&Method::GET, &uri), kind)
+        };
+        assert!(is_consistent("") && is_consistent("/p") && is_consistent("/p/status"));
+        assert!(!is_consistent("/p/log") && !is_consistent("?watch=1") && !is_consistent("/p/proxy/a"));
+    }
 
     #[test]
     fn only_reads_of_revision_zero_may_be_of_any_age() {

@@ -50,7 +50,7 @@ use header_memory::HeaderMemory;
 use small_reads::SmallReads;
 use stream_tasks::StreamTasks;
 
-/// Maximum time for running requests to end after the shutdown.
+/// Maximum time for running requests to end after the shutdown, in addition to the grace period of watches.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time without a request, as upstream's idle timeout.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
@@ -126,7 +126,8 @@ impl Apiserver {
             }
         }
         tasks.close();
-        let _ = tokio::time::timeout(SHUTDOWN_TIMEOUT, tasks.wait()).await;
+        let limit = SHUTDOWN_TIMEOUT.saturating_add(self.state.watch_grace);
+        let _ = tokio::time::timeout(limit, tasks.wait()).await;
         if let Some(auditor) = &self.state.auditor {
             auditor.flush().await;
         }

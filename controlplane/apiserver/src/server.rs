@@ -336,7 +336,7 @@ impl Apiserver {
             _ => ((method != Method::GET).then_some(body), reply::full("")),
         };
         let body = request_seats::receive(state, received, &mut memory, requester, seats).await?;
-        freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
+        freshness::wait(&*state.store, &state.cache, &info, &kind).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };

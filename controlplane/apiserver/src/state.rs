@@ -72,6 +72,8 @@ pub(crate) struct State {
     pub(crate) extend_tokens: bool,
     /// Minimum duration of a watch whose request has no timeout; 0: no limit.
     pub(crate) min_watch: Duration,
+    /// Time over which the ends of watches are spread at the shutdown.
+    pub(crate) watch_grace: Duration,
     /// Whether priority levels share the requests in flight.
     pub(crate) priority_and_fairness: bool,
     /// Probability that a request asks its HTTP/2 client to connect again; 0 for never.
@@ -88,7 +90,7 @@ pub(crate) struct State {
     pub(crate) stopping: CancellationToken,
     /// Refuses requests between the delay and the end of the listener. `None` if the listener ends after the delay.
     pub(crate) drain: Option<Arc<Drain>>,
-    /// Cancelled when the server accepts no more connections. Watches end.
+    /// Cancelled when the server accepts no more connections. Watches end after their queued events.
     pub(crate) shutdown: CancellationToken,
 }
 

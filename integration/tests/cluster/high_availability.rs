@@ -157,10 +157,13 @@ fn two_control_planes_share_an_etcd_and_either_may_be_killed() {
         assert_ne!(one.holder(), leader);
 
         drop(server);
-        assert!(one.succeeds(&["get", "deployment", "third"]), "no response from the cache without etcd");
-        let refused = one.kubectl.try_kubectl(&["create", "configmap", "refused"]);
-        let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert!(!refused.status.success() && message.contains("etcd"), "{message}");
+        let cached = "/apis/apps/v1/namespaces/default/deployments/third?resourceVersion=0";
+        assert!(one.succeeds(&["get", "--raw", cached]), "no response from the cache without etcd");
+        for command in [["get", "deployment", "third"], ["create", "configmap", "refused"]] {
+            let refused = one.kubectl.try_kubectl(&command);
+            let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert!(!refused.status.success() && message.contains("etcd"), "{command:?}: {message}");
+        }
         eventually("the readiness to fail", 10, || !one.succeeds(&["get", "--raw", "/readyz"]));
         // The result of the last probe of etcd counts for a second.
         eventually("the liveness to fail", 10, || !one.succeeds(&["get", "--raw", "/livez"]));

@@ -61,7 +61,7 @@ impl ControlPlane {
     /// Maximum time for which the API server serves or refuses requests during its shutdown.
     pub(crate) fn drain_limit(&self) -> Duration {
         let in_flight = if self.options.send_retry_after { self.request_timeout } else { Duration::ZERO };
-        self.shutdown_delay.saturating_add(in_flight)
+        self.shutdown_delay.saturating_add(in_flight).saturating_add(self.options.watch_grace)
     }
 }
 

@@ -52,6 +52,7 @@ impl ControlPlaneSettings {
             allowed_origins: allowed_origins(&self.cors_allowed_origins)?,
             goaway_chance: goaway_chance(self.goaway_chance)?,
             send_retry_after: self.shutdown_send_retry_after,
+            watch_grace: self.shutdown_watch_termination_grace_period.0,
             // A setting of the node, see `Settings::external_ips`.
             external_ips: None,
             store: self.store(),

@@ -1,9 +1,10 @@
 //! The objects of one kind, their recent changes, and their watchers.
 
+mod earlier;
 mod unreadable;
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, OnceLock, Weak},
     time::Duration,
 };
@@ -14,6 +15,7 @@ use tokio::time::Instant;
 
 use super::{
     Allocated, Change, NamespaceBytes, Object, References, Scope, Shared,
+    snapshots::Snapshots,
     watchers::{Watcher, Watchers},
 };
 use crate::{
@@ -42,6 +44,8 @@ pub(crate) struct Collection {
     received: u64,
     /// All changes after this revision are in `changes`.
     compacted: u64,
+    /// Former states for continue tokens.
+    pub(super) snapshots: Snapshots,
     watchers: Watchers,
     loading: Loading,
     /// Whether the resource was removed. A closed collection sends no events.
@@ -77,6 +81,7 @@ impl Collection {
             change_bytes: 0,
             received: 0,
             compacted: revision,
+            snapshots: Snapshots::default(),
             watchers: Watchers::default(),
             loading: Loading::Done,
             is_closed: false,
@@ -128,6 +133,7 @@ impl Collection {
         let mut replaced = Vec::new();
         if names(&self.kind) != names(&kind) {
             // The parsed attributes contain values of the former selectable fields.
+            self.snapshots.clear(&self.superseded);
             let of_changes = self.changes.iter_mut();
             let of_changes = of_changes.flat_map(|change| change.old.iter_mut().chain([&mut change.new]));
             for object in self.objects.values_mut().chain(of_changes) {
@@ -186,6 +192,7 @@ impl Collection {
 
     /// Removes all objects and changes.
     fn clear(&mut self) {
+        self.snapshots.clear(&self.superseded);
         for change in self.changes.drain(..) {
             change.old.iter().for_each(|old| old.count_superseded(&self.superseded));
         }
@@ -327,7 +334,7 @@ impl Collection {
             let Some(oldest) = self.changes.pop_front() else { break };
             self.change_bytes -= weight(&oldest);
             self.compacted = oldest.revision;
-            oldest.old.iter().for_each(|old| old.count_superseded(&self.superseded));
+            self.snapshots.add(oldest, &self.superseded);
         }
         if self.changes.capacity() > 4 * MAX_HISTORY && !self.is_above_usual_limits() {
             self.changes.shrink_to(MAX_HISTORY);
@@ -419,28 +426,6 @@ impl Collection {
         }
         let at = self.changes.partition_point(|change| change.revision <= revision);
         Some(self.changes.range(at..).cloned().collect())
-    }
-
-    /// The objects under a prefix as they were at a revision, in key order, from the key `start` on.
-    pub(crate) fn under_at(&self, prefix: &str, start: &str, revision: u64) -> Result<Vec<Arc<Object>>> {
-        if revision < self.compacted {
-            return Err(too_old(revision, self.compacted));
-        }
-        let later = self.changes.iter().rev().take_while(|change| change.revision > revision);
-        // The former states of the objects that have changed since this revision. If an object changed several times,
-        // its oldest change counts.
-        let mut former: HashMap<&str, Option<&Arc<Object>>> = HashMap::new();
-        for change in later.filter(|change| change.new.key.starts_with(prefix) && *change.new.key >= *start) {
-            former.insert(&*change.new.key, change.old.as_ref());
-        }
-        let is_unchanged = |object: &&Arc<Object>| !former.contains_key(&*object.key);
-        let mut objects: Vec<Arc<Object>> =
-            self.under_from(prefix, start).filter(is_unchanged).cloned().collect();
-        if !former.is_empty() {
-            objects.extend(former.into_values().flatten().cloned());
-            objects.sort_by(|one, other| one.key.cmp(&other.key));
-        }
-        Ok(objects)
     }
 
     /// Registers a watcher. It gets the changes after `revision`. As upstream, `revision` may be in the future, because

@@ -59,6 +59,9 @@ pub(crate) struct Events {
     pub(crate) cut: CancellationToken,
 }
 
+/// Ends a watch before its client does.
+pub(crate) struct WatchStop(Arc<Link>);
+
 /// An event in the queue of a watch. Its bytes and its slot in the queue count as unread until the event is dropped.
 struct Queued {
     event: Event,
@@ -152,6 +155,11 @@ impl Watcher {
 // === impl Events ===
 
 impl Events {
+    /// A handle that ends the watch.
+    pub(crate) fn stop(&self) -> WatchStop {
+        WatchStop(self.link.clone())
+    }
+
     pub(crate) async fn recv(&mut self) -> Option<Event> {
         let queued = self.events.recv().await?;
         Some(self.received(queued))
@@ -171,7 +179,26 @@ impl Events {
 
 impl Drop for Events {
     fn drop(&mut self) {
-        if let Some(place) = self.link.registration.get()
+        self.link.unregister();
+    }
+}
+
+// === impl WatchStop ===
+
+impl WatchStop {
+    /// Ends the watch after the events that are queued now. Locks the collection, so the caller must not hold that
+    /// lock.
+    pub(crate) fn stop(&self) {
+        self.0.unregister();
+    }
+}
+
+// === impl Link ===
+
+impl Link {
+    /// Removes the watcher from its collection.
+    fn unregister(&self) {
+        if let Some(place) = self.registration.get()
             && let Some(collection) = place.collection.upgrade()
         {
             collection.lock().end_watch(place.number);

@@ -226,6 +226,7 @@ fn state(
         max_token_seconds: config.options.max_token_seconds,
         extend_tokens: config.options.extend_tokens,
         min_watch: config.options.min_watch,
+        watch_grace: config.options.watch_grace,
         priority_and_fairness: config.options.priority_and_fairness,
         goaway_chance: config.options.goaway_chance,
         external_ips: config.options.external_ips,

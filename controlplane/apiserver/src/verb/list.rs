@@ -10,11 +10,11 @@ use coracle_kinds::{
 use serde_json::json;
 
 use crate::{
-    cache::{Object, Scope, prefix_of},
+    cache::{Collection, Object, Scope, prefix_of},
     call::Call,
     convert,
     error::{ApiError, Result},
-    in_flight::BodyMemory,
+    in_flight::{BodyMemory, requester},
     media::Form,
     reply::{self, Reply},
     request::{Query, parse_revision},
@@ -140,12 +140,28 @@ pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
     Ok(found.into_iter().filter_map(|object| objects.get(&object.key)).collect())
 }
 
-/// The objects under the scope's prefix from the start of the page, and the revision of that state.
+/// The objects under the scope's prefix from the start of the page, and the revision of that state. If the list has
+/// further pages, the cache keeps this state for them.
 fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Vec<Arc<Object>>, u64)> {
-    let query = &call.info.query;
     let cache = &call.state.cache;
     let collection = cache.of(&call.kind)?;
-    let objects = collection.lock();
+    let mut objects = collection.lock();
+    let (found, revision) = found(call, scope, earlier, &objects)?;
+    // The later pages of a deletion are at the newest revision.
+    if call.info.verb == "list" && found.len() > call.info.query.page_limit() {
+        cache.take_snapshot(&mut objects, &scope.prefix, revision, requester(&call.user.name));
+    }
+    Ok((found, revision))
+}
+
+/// The objects under the scope's prefix from the start of the page, and the revision of that state.
+fn found(
+    call: &Call,
+    scope: &Scope,
+    earlier: Option<Continue>,
+    objects: &Collection,
+) -> Result<(Vec<Arc<Object>>, u64)> {
+    let (query, cache) = (&call.info.query, &call.state.cache);
     let newest = cache.revision().max(objects.newest());
     let named = single_key(call, scope).map(|key| objects.find(&key)).transpose()?;
     if named.is_none() {

@@ -22,7 +22,7 @@ use rand::RngExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Conversions, Event, Events, Object, Scope, Watcher},
+    cache::{Conversions, Event, Events, Object, Scope, WatchStop, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -44,6 +44,10 @@ const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kuber
 /// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer
 /// if the client stops reading meanwhile.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
+
+/// Maximum time in which a client reads the queued events of its watch when the server stops. It is shorter than the
+/// time after which the server closes the connections.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
 #[derive(Clone)]
@@ -81,7 +85,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         }
         Err(error) => return Err(error),
     };
-    let cut = WatchEnd(events.cut.clone());
+    let (cut, stop) = (WatchEnd(events.cut.clone()), events.stop());
     let kind = call.kind.clone();
     let form = form(call)?;
     let has_end = matches!(start, Start::Now { end_marker: true });
@@ -122,7 +126,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
             std::future::ready(sent)
         })
         .scan(Some(writer), |writer, event| std::future::ready(written(writer, event)));
-    let frames = limited(call, lines).flat_map(stream::iter).map(|piece| Ok(Frame::data(piece)));
+    let frames = limited(call, lines, stop).flat_map(stream::iter).map(|piece| Ok(Frame::data(piece)));
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
@@ -307,16 +311,25 @@ fn subscribe(
     Ok((first, events))
 }
 
-/// Ends the stream at its time limit and when the server stops.
-fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + use<S> {
+/// Ends the stream at its time limit. When the server stops, the watch gets no more events, and the stream ends after
+/// its queued events.
+fn limited<S: Stream>(call: &Call, lines: S, stop: WatchStop) -> impl Stream<Item = S::Item> + use<S> {
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
     let limit = asked.map_or_else(|| default_limit(call.state.min_watch), Duration::from_secs);
     let shutdown = call.state.shutdown.clone();
+    // The watches end at different times, so that their clients do not all connect to another server at once.
+    let delay = call.state.watch_grace.mul_f64(rand::rng().random_range(0.0..1.0));
+    let stopped = async move {
+        shutdown.cancelled_owned().await;
+        tokio::time::sleep(delay).await;
+        stop.stop();
+        tokio::time::sleep(QUEUE_TIMEOUT).await;
+    };
     lines.take_until(PolledWhenWoken::new(Box::pin(async move {
         tokio::select! {
-            // Both branches only wait, so cancelling one of them loses nothing.
+            // Both branches may be dropped, because the stream ends.
             () = tokio::time::sleep(limit) => {}
-            () = shutdown.cancelled_owned() => {}
+            () = stopped => {}
         }
     })))
 }

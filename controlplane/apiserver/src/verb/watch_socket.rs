@@ -4,6 +4,7 @@
 
 use bytes::Bytes;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     call::Call,
@@ -26,9 +27,11 @@ pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     };
     let reply = socket_body::switch(socket_body::accept_key(&call.headers)?, protocol)?;
     let events = watch::run(call, client.reader())?.into_body();
-    let (shutdown, limit) = (call.state.shutdown.clone(), call.state.request_timeout);
-    // Cancelling the copy loses no event: the client resumes the watch after the last event.
-    client.serve(shutdown, move |connection| socket_body::copy(connection, events, message, limit));
+    let limit = call.state.request_timeout;
+    // The stream of events ends by itself when the server stops.
+    client.serve(CancellationToken::new(), move |connection| {
+        socket_body::copy(connection, events, message, limit)
+    });
     Ok(reply)
 }
 

@@ -402,7 +402,8 @@ async fn a_webhook_converts_between_versions() {
 
 type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
 
-/// A store that a test can break. While it is broken, it does not list custom resources, and responds to no probe.
+/// A store that a test can break. While it is broken, it does not list custom resources, and responds to no probe and
+/// no query for the newest revision.
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,
@@ -441,6 +442,10 @@ impl Store for Breakable {
     }
 
     fn revision(&self) -> Stored<'_, u64> {
+        if self.is_broken.load(Ordering::SeqCst) {
+            let error = coracle_store::Error::Unavailable { detail: "a test".to_owned() };
+            return Box::pin(async { Err(error) });
+        }
         self.store.revision()
     }
 

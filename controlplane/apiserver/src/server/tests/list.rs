@@ -1,6 +1,8 @@
 //! Lists and watches.
 
-use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{custom_resources::Breakable, *};
 
 #[tokio::test]
 async fn lists_are_filtered_and_later_pages_have_the_revision_of_the_first() {
@@ -37,6 +39,57 @@ async fn lists_are_filtered_and_later_pages_have_the_revision_of_the_first() {
     let since = first["metadata"]["resourceVersion"].as_str().unwrap();
     let past = server.get(&format!("{CONFIG_MAPS}?limit=4&resourceVersion={since}")).await.body;
     assert_eq!(names(&past), ["a", "b", "c", "d"], "a list has exactly the requested revision");
+}
+
+#[tokio::test]
+async fn a_token_outlives_more_changes_than_the_history_has() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c"] {
+        server.post(CONFIG_MAPS, config_map(name, json!({}))).await;
+    }
+    let first = server.get(&format!("{CONFIG_MAPS}?limit=1")).await.body;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    for letter in ["u", "v", "w", "x", "y", "z"] {
+        let patch = json!({"data": {"key": letter.repeat(900 << 10)}});
+        assert_eq!(server.merge(&format!("{CONFIG_MAPS}/c"), patch).await.code, 200);
+    }
+    server.delete(&format!("{CONFIG_MAPS}/b"), json!({})).await;
+    let rest = server.get(&format!("{CONFIG_MAPS}?limit=5&continue={token}")).await;
+    assert_eq!(rest.code, 200, "{}", rest.body);
+    let items = rest.body["items"].as_array().unwrap().iter();
+    let data: Vec<&str> = items.map(|item| item["data"]["key"].as_str().unwrap()).collect();
+    assert_eq!(data, ["b", "c"], "the objects of the first page's revision");
+    assert_eq!(rest.body["metadata"]["resourceVersion"], first["metadata"]["resourceVersion"]);
+}
+
+#[tokio::test]
+async fn without_etcd_only_watches_and_reads_of_a_known_or_any_age_are_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let is_broken = Arc::<AtomicBool>::default();
+    let store = Breakable { store, is_broken: is_broken.clone(), is_full: Arc::default(), is_shared: true };
+    let server = Fixture { api: open_on(Arc::new(store), directory.path(), |_config| {}).await, directory };
+    let map = server.post(CONFIG_MAPS, config_map("a", json!({}))).await.body;
+    let revision = map["metadata"]["resourceVersion"].as_str().unwrap();
+    is_broken.store(true, Ordering::SeqCst);
+    for path in [CONFIG_MAPS, "/api/v1/namespaces/default/configmaps/a"] {
+        let refused = server.get(path).await;
+        assert_eq!((refused.code, &refused.body["reason"]), (504, &json!("Timeout")), "{}", refused.body);
+        assert_eq!(refused.headers["retry-after"], "1");
+        for known in ["0", revision] {
+            assert_eq!(
+                server.get(&format!("{path}?resourceVersion={known}")).await.code,
+                200,
+                "{path} {known}"
+            );
+        }
+    }
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}?limit=1")).await.code, 504);
+    let event = server.first_event(&format!("{CONFIG_MAPS}?watch=1")).await;
+    assert_eq!(event["object"]["metadata"]["name"], "a");
+    assert_eq!(server.get("/api/v1/componentstatuses").await.code, 200, "they are not stored");
+    is_broken.store(false, Ordering::SeqCst);
+    assert_eq!(server.get(CONFIG_MAPS).await.code, 200);
 }
 
 #[tokio::test]

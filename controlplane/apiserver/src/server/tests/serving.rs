@@ -175,6 +175,33 @@ async fn a_watch_whose_client_is_gone_is_removed_without_an_event() {
 }
 
 #[tokio::test]
+async fn watches_end_after_their_queued_events_or_in_the_grace_period() {
+    for grace in [0, 1_000_000] {
+        let server = with(|config| config.options.watch_grace = Duration::from_secs(grace)).await;
+        let request = Request::get(format!("{CONFIG_MAPS}?watch=1")).body(Full::<Bytes>::default()).unwrap();
+        let mut events = server.api.handle(request, Some(admin())).await.into_body();
+        for name in ["a", "b", "c"] {
+            assert_eq!(server.post(CONFIG_MAPS, config_map(name, json!({}))).await.code, 201);
+        }
+        server.api.state.shutdown.cancel();
+        let mut next = async || {
+            let frame = tokio::time::timeout(Duration::from_secs(30), events.frame()).await.unwrap();
+            let event: Value = serde_json::from_slice(&frame?.unwrap().into_data().unwrap()).unwrap();
+            event["object"]["metadata"]["name"].as_str().map(str::to_owned)
+        };
+        for name in ["a", "b", "c"] {
+            assert_eq!(next().await.as_deref(), Some(name), "a grace period of {grace} s");
+        }
+        if grace == 0 {
+            assert_eq!(next().await, None);
+        } else {
+            server.post(CONFIG_MAPS, config_map("d", json!({}))).await;
+            assert_eq!(next().await.as_deref(), Some("d"), "it still gets events");
+        }
+    }
+}
+
+#[tokio::test]
 async fn a_server_that_stops_is_not_ready_but_answers() {
     let server = with(|config| config.shutdown_delay = Duration::from_secs(3600)).await;
     assert_eq!(server.get("/readyz/shutdown").await.code, 200);
