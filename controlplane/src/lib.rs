@@ -17,6 +17,8 @@ mod config;
 mod error;
 #[cfg(test)]
 mod fault_tests;
+#[cfg(test)]
+mod following_tests;
 mod host_name;
 mod kubeconfig;
 mod leader;

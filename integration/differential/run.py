@@ -4,7 +4,7 @@
 scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and THEIRS are URLs; both servers accept the
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
 kind with all fields set. PART is bootstrap, discovery, tables, schemas, paths, fixtures, protobuf, objects, mutations,
-requests, custom or access.
+requests, custom, access, lists or watches.
 
 A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
 intended.txt is a regular expression of the whole line of a difference, a tab, `# ` and the reason.
@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))
 from access import access  # noqa: E402
 from bases import BASES, META  # noqa: E402
 from custom import custom  # noqa: E402
+from watches import lists, watches  # noqa: E402
 
 NAMESPACE = "diff"
 # Fields that differ between any two servers.
@@ -529,7 +530,7 @@ def main():
         "fixtures": lambda: fixtures(test, folder, "json", "fixtures", "application/json"),
         "protobuf": lambda: fixtures(test, folder, "pb", "protobuf", "application/vnd.kubernetes.protobuf"),
         "requests": lambda: requests(test), "custom": lambda: custom(test, clean),
-        "access": lambda: access(test),
+        "access": lambda: access(test), "lists": lambda: lists(test, clean), "watches": lambda: watches(test, clean),
         "objects": lambda: objects(test), "mutations": lambda: mutated(test)}
     for name, run in all_parts.items():
         if not parts or name in parts:

@@ -92,7 +92,10 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-encryption", &["coracle-sealing", "coracle-threads"]),
     ("coracle-token-bucket", &[]),
     ("coracle-token-signer", &[]),
-    ("coracle-store", &["coracle-backoff", "coracle-encryption", "coracle-error-chain", "coracle-sealing"]),
+    (
+        "coracle-store",
+        &["coracle-backoff", "coracle-encryption", "coracle-error-chain", "coracle-fault", "coracle-sealing"],
+    ),
     ("coracle-schedule", &[]),
     ("coracle-values", &["coracle-quantity"]),
     ("coracle-services", &["coracle-values"]),

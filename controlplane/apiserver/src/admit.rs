@@ -59,6 +59,8 @@ use crate::{
 };
 pub(crate) use config::PluginConfigs;
 use member::Member;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use optional::fuzz_image_review;
 pub use plugins::PluginSelection;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use review::fuzz as fuzz_review;

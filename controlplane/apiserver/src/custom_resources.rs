@@ -20,6 +20,8 @@ use serde_json::Value;
 use crate::object_meta::{metadata_mut, now};
 
 pub(crate) use conversion::ConversionClient;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use conversion::fuzz as fuzz_conversion;
 pub(crate) use resource::of_definition;
 #[cfg(test)]
 pub(crate) use resource::with_spec;

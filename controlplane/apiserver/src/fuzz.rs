@@ -104,6 +104,26 @@ pub fn review(data: &[u8]) {
     crate::admit::fuzz_review(data);
 }
 
+/// Responses of conversion webhooks: ConversionReview.
+pub fn conversion_review(data: &[u8]) {
+    crate::custom_resources::fuzz_conversion(data);
+}
+
+/// Responses of image policy webhooks: ImageReview.
+pub fn image_review(data: &[u8]) {
+    crate::admit::fuzz_image_review(data);
+}
+
+/// Two summaries of the usage of a node, with a line end between them.
+pub fn node_summary(data: &[u8]) {
+    crate::usage_samples::fuzz(data);
+}
+
+/// Continue tokens of lists.
+pub fn continue_token(data: &[u8]) {
+    crate::verb::list::fuzz(data);
+}
+
 /// Backup files. A damaged or hostile file is refused.
 pub fn backup(data: &[u8]) {
     let _refused = coracle_store::verify_backup(data);
@@ -128,6 +148,10 @@ mod tests {
             ("frames", super::frames),
             ("issuer_keys", super::issuer_keys),
             ("access_review", super::access_review),
+            ("conversion_review", super::conversion_review),
+            ("image_review", super::image_review),
+            ("node_summary", super::node_summary),
+            ("continue_token", super::continue_token),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

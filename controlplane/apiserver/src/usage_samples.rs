@@ -10,6 +10,8 @@ use std::{
 
 use tokio::time::Instant;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use sample::fuzz;
 pub(crate) use sample::{Rate, Sample};
 
 /// Samples older than this are not used as the first sample of a pair: the rate would hide recent changes.

@@ -93,8 +93,10 @@ impl Embedded {
             Ok(true) => {
                 drop(engine);
                 engine = open_locked(path, &codec)?;
+                coracle_fault::point("store.migrate.opened");
                 // The replaced store may have the values in plain text.
                 migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
+                coracle_fault::point("store.migrate.removed");
             }
             // After [`Error::Sync`] the engine still has the replaced store open.
             Err(error @ (Error::Sealed { .. } | Error::Read { .. } | Error::Sync { .. })) => {
@@ -355,5 +357,7 @@ impl Found {
 
 #[cfg(test)]
 mod disk_tests;
+#[cfg(test)]
+mod migrate_tests;
 #[cfg(test)]
 mod tests;

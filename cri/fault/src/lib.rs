@@ -1,7 +1,8 @@
 //! Fault points: named places at which a test aborts the process, to check that the next process recovers.
 //!
 //! In the runtime, the network plugins, the service proxy, the network policies, and the agent's records and addresses,
-//! a point follows every step that changes the kernel or the disk. Outside of tests a point costs one pointer comparison.
+//! a point follows every step that changes the kernel or the disk; in the store, every step of its migration. Outside of
+//! tests a point costs one pointer comparison.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -25,6 +25,8 @@ pub(super) use event_rate_limit::EventRateLimit;
 pub(super) use extended_resource_toleration::ExtendedResourceToleration;
 pub(super) use hard_anti_affinity::HardAntiAffinity;
 pub(super) use image_policy::ImagePolicyWebhook;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use image_policy::fuzz as fuzz_image_review;
 pub(super) use initial_resources::InitialResources;
 pub(super) use namespaces::{NamespaceAutoProvision, NamespaceExists};
 pub(super) use node_declared_features::NodeDeclaredFeatures;

@@ -190,6 +190,30 @@ fn checked_texts(field: &str, map: &Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
+/// Responses of conversion webhooks. The input is a review in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(review) = serde_json::from_slice::<Value>(data) else { return };
+    let old =
+        json!({"apiVersion": "g/v1", "kind": "K", "metadata": {"name": "n", "uid": "u", "generation": 3}});
+    for version in ["apiextensions.k8s.io/v1", "apiextensions.k8s.io/v1beta1"] {
+        let objects = match response(review.clone(), version, "7") {
+            Ok(objects) => objects,
+            Err(why) => {
+                assert!(beginning(&why).len() <= MAX_REASON);
+                continue;
+            }
+        };
+        for new in objects {
+            let Ok(converted) = checked(&old, new, "g/v2") else { continue };
+            let (before, after) = (&old["metadata"], &converted["metadata"]);
+            for field in ["name", "uid", "generation"] {
+                assert_eq!(before[field], after[field], "metadata.{field} has changed");
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -151,6 +151,20 @@ impl Rate {
     }
 }
 
+/// Two summaries of one node, with a line end between them, and the rates between them.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let end = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    let (earlier, later) = (data.get(..end), data.get(end + 1..));
+    let parse =
+        |part: Option<&[u8]>| Sample::parse(tokio::time::Instant::now(), part.unwrap_or_default()).ok();
+    let (Some(earlier), Some(later)) = (parse(earlier), parse(later)) else { return };
+    let pods = later.pods.keys().flat_map(|uid| later.pod_since(&earlier, uid));
+    for rate in later.node_since(&earlier).into_iter().chain(pods.map(|(_, rate)| rate)) {
+        let _shown = (rate.usage(), rate.window(), rate.container_usage());
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -259,6 +259,17 @@ impl Continue {
     }
 }
 
+/// Continue tokens. A token that is accepted stays the same when it is encoded again.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    let Ok(token) = Continue::decode(text) else { return };
+    let again = token.encode().and_then(|text| Continue::decode(&text));
+    assert!(again.is_ok_and(|again| again == token), "{text} is another token when it is encoded again");
+    let _expired = token.is_expired(now());
+    assert!(token.inconsistent().and_then(|text| Continue::decode(&text)).is_ok_and(|next| next.rv == 0));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -156,7 +156,7 @@ fn a_store_opens_on_a_full_disk() {
     });
 }
 
-fn sealed(keys: &Path) -> EmbeddedOptions {
+pub(super) fn sealed(keys: &Path) -> EmbeddedOptions {
     let sealing = Sealing {
         keys: Keys::load_or_create(keys).unwrap(),
         prefixes: vec!["/secrets/".to_owned()],
@@ -166,7 +166,7 @@ fn sealed(keys: &Path) -> EmbeddedOptions {
 }
 
 /// Whether a file below the directory has the text.
-fn has(directory: &Path, text: &str) -> bool {
+pub(super) fn has(directory: &Path, text: &str) -> bool {
     fs::read_dir(directory).unwrap().flatten().any(|entry| match entry.file_type().unwrap().is_dir() {
         true => has(&entry.path(), text),
         false => fs::read(entry.path()).unwrap().windows(text.len()).any(|bytes| bytes == text.as_bytes()),

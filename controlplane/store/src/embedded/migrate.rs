@@ -68,11 +68,14 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
     let failed = |source| Error::Open { path: copy.clone(), source };
     // The copy becomes the store, so it is private as well.
     make_directory(&copy).map_err(failed)?;
-    let copied = fill(path, engine, &copy, codec, &mut failed_services)
-        .and_then(|()| exchange(path, &copy).map_err(failed))
-        .inspect_err(|_| drop(remove(&copy)));
-    copied?;
+    coracle_fault::point("store.migrate.created");
+    let filled = fill(path, engine, &copy, codec, &mut failed_services);
+    coracle_fault::point("store.migrate.filled");
+    let copied = filled.and_then(|()| exchange(path, &copy).map_err(failed));
+    copied.inspect_err(|_| drop(remove(&copy)))?;
+    coracle_fault::point("store.migrate.exchanged");
     sync_parent(path).map_err(|source| Error::Sync { path: path.to_owned(), source })?;
+    coracle_fault::point("store.migrate.synced");
     tracing::info!(entries = outdated, "entries encrypted");
     Ok(true)
 }
@@ -103,6 +106,7 @@ fn fill(
         batch.push((key.into(), Some(bytes)));
         if size > BATCH_BYTES {
             new.restore(&batch).map_err(failed)?;
+            coracle_fault::point("store.migrate.batch");
             batch.clear();
             size = 0;
         }

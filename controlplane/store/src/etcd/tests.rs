@@ -1,5 +1,7 @@
 //! The suite on a real etcd, and tests of interruptions. They are skipped if etcd is not built.
 
+mod tls;
+
 use std::{
     net::TcpListener,
     path::{Path, PathBuf},
@@ -37,8 +39,10 @@ use crate::{
 struct Server {
     dir: tempfile::TempDir,
     ports: [u16; 2],
+    /// The scheme of the client URL.
+    scheme: &'static str,
     /// Additional flags of etcd.
-    flags: &'static [&'static str],
+    flags: Vec<String>,
     process: Option<Child>,
 }
 
@@ -48,7 +52,11 @@ impl Server {
         Self::start_with(&[])
     }
 
-    fn start_with(flags: &'static [&'static str]) -> Option<Self> {
+    fn start_with(flags: &[&str]) -> Option<Self> {
+        Self::launch("http", flags.iter().map(|flag| (*flag).to_owned()).collect())
+    }
+
+    fn launch(scheme: &'static str, flags: Vec<String>) -> Option<Self> {
         let built = Self::built();
         if !built.exists() {
             return None;
@@ -56,7 +64,7 @@ impl Server {
         let free = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let ports = free.each_ref().map(|listener| listener.local_addr().unwrap().port());
         drop(free);
-        let mut server = Self { dir: tempfile::tempdir().unwrap(), ports, flags, process: None };
+        let mut server = Self { dir: tempfile::tempdir().unwrap(), ports, scheme, flags, process: None };
         server.resume(&built);
         Some(server)
     }
@@ -66,7 +74,7 @@ impl Server {
     }
 
     fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.ports[0])
+        format!("{}://127.0.0.1:{}", self.scheme, self.ports[0])
     }
 
     fn resume(&mut self, built: &Path) {
@@ -83,7 +91,7 @@ impl Server {
         ] {
             command.args([flag, value]);
         }
-        command.args(self.flags);
+        command.args(&self.flags);
         let log = std::fs::File::create(self.dir.path().join("log")).unwrap();
         command.arg("--unsafe-no-fsync").stdout(Stdio::null()).stderr(log);
         self.process = Some(command.spawn().unwrap());

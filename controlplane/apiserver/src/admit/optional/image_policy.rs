@@ -12,6 +12,8 @@ use std::{sync::Arc, time::Duration};
 use async_trait::async_trait;
 use serde_json::Value;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::review::fuzz;
 use self::{config::Settings, review::Status};
 use super::forbidden;
 use crate::{

@@ -109,6 +109,17 @@ fn audit_annotations(list: &Value) -> Option<Vec<(String, String)>> {
     Some(annotations)
 }
 
+/// Responses of image policy webhooks. The input is a review in JSON.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let Ok(answer) = serde_json::from_slice::<Value>(data) else { return };
+    let Ok(status) = Status::read(&answer) else { return };
+    assert!(status.reason.len() <= MAX_REASON, "the reason has {} bytes", status.reason.len());
+    let bytes: usize = status.audit_annotations.iter().map(|(name, value)| name.len() + value.len()).sum();
+    assert!(bytes <= MAX_AUDIT_ANNOTATIONS, "the audit annotations have {bytes} bytes");
+    assert_eq!(status.decision().is_ok(), status.allowed);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
