@@ -148,17 +148,15 @@ fn waiting(fd: &OwnedFd) -> std::io::Result<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
     #[tokio::test]
     async fn a_packet_with_more_descriptors_than_the_maximum_is_an_error() {
-        let (shim, runtime) = Socket::pair().unwrap();
-        let files = |count: usize| -> Vec<OwnedFd> {
+        let (shim, runtime) = super::Socket::pair().unwrap();
+        let files = |count: usize| -> Vec<std::os::fd::OwnedFd> {
             (0..count).map(|_| std::fs::File::open("/dev/null").unwrap().into()).collect()
         };
-        shim.send(b"x", &files(MAX_FDS)).await.unwrap();
-        assert_eq!(runtime.receive().await.unwrap().unwrap().1.len(), MAX_FDS);
-        shim.send(b"x", &files(MAX_FDS + 1)).await.unwrap();
+        shim.send(b"x", &files(super::MAX_FDS)).await.unwrap();
+        assert_eq!(runtime.receive().await.unwrap().unwrap().1.len(), super::MAX_FDS);
+        shim.send(b"x", &files(super::MAX_FDS + 1)).await.unwrap();
         assert!(runtime.receive().await.is_err());
     }
 }
