@@ -316,7 +316,7 @@ mod tests {
     #[test]
     fn a_definition_of_a_megabyte_with_brackets_in_its_texts_is_accepted() {
         let property = |number: usize| {
-            let link = if number % 8 == 0 { "See the [documentation] of this field. " } else { "" };
+            let link = if number.is_multiple_of(8) { "See the [documentation] of this field. " } else { "" };
             let text = "It has a text. ".repeat(20);
             format!("p{number}:\n  description: |-\n    {link}{text}\n  type: string\n")
         };
