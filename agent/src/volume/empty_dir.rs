@@ -69,7 +69,10 @@ fn make(dir: &Path, access: Access, quota: &EmptyDirQuota) -> Result<(), SetUpEr
     // No volume has this name: names of volumes begin with a letter or a digit.
     let new = dir.with_file_name(".new");
     super::make_private(&new).map_err(SetUpError::io("create the directory", &new))?;
-    quota.add(&new).map_err(SetUpError::io("limit the size of", &new))?;
+    // The kernel can refuse limits, for example on a node without privileges in the first user namespace.
+    if let Err(error) = quota.add(&new) {
+        tracing::warn!(%error, dir = %new.display(), "cannot limit a volume of type emptyDir");
+    }
     ownership::chmod(&new, access.mode).map_err(SetUpError::io("set the mode of", &new))?;
     if let Some(group) = access.group {
         ownership::set_group(&new, group, false).map_err(SetUpError::io("set the owner of", &new))?;

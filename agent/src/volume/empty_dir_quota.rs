@@ -98,7 +98,7 @@ impl EmptyDirQuota {
     }
 
     /// Sets the limit. The usage was read before the call. If volumes have grown since then, the limit is too small
-    /// until the next call, but never too large.
+    /// until the next call. If volumes were removed since then, it is too large until the next call.
     fn set(&self, base: BorrowedFd<'_>, used: Usage) -> io::Result<()> {
         let levels = DiskLevels::of(&fstatvfs(base)?);
         let wanted = limits(used, levels, Reserve::of(levels, &self.thresholds));
