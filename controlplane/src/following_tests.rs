@@ -16,7 +16,7 @@ use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, start};
 
 /// Maximum time between the response to a change of a definition and its effect.
 const LIMIT: Duration = Duration::from_secs(1);
-const ATTEMPTS: u32 = 3;
+const ATTEMPTS: u32 = 5;
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DOCUMENT: &str = "/openapi/v3/apis/example.com/v1";
 const VERSION: &str = "/apis/example.com/v1";

@@ -160,7 +160,7 @@ pub(crate) struct Served {
 }
 
 /// Capacity of the progress channel. Further messages are dropped: a later message has newer values.
-const STEPS: usize = 4;
+const STEPS: usize = 64;
 
 // === impl Served ===
 
