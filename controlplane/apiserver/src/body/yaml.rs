@@ -55,7 +55,8 @@ fn steps(bytes: &[u8]) -> usize {
 }
 
 /// Whether a token may begin at a byte, or after the byte and blanks. There are no other tokens, because two plain
-/// scalars have an indicator or a line break between them. Some line breaks of YAML begin with bytes outside of ASCII.
+/// scalars have an indicator or a line break between them. The bytes outside of ASCII are the first ones of the line
+/// breaks U+0085, U+2028 and U+2029, and of a byte order mark.
 fn may_begin_token(byte: u8) -> bool {
     let is_indicator = matches!(
         byte,
@@ -74,7 +75,7 @@ fn may_begin_token(byte: u8) -> bool {
             | b'\''
             | b'"'
     );
-    is_indicator || matches!(byte, b'\n' | b'\r') || !byte.is_ascii()
+    is_indicator || matches!(byte, b'\n' | b'\r' | 0xC2 | 0xE2 | 0xEF)
 }
 
 /// Whether a document may take so long that it must not be parsed on an async worker.
@@ -335,6 +336,12 @@ mod tests {
             let with = steps(format!("{open}{}", token.repeat(1_000)).as_bytes());
             assert!(with >= steps(open.as_bytes()) + 1_000_000, "{token:?}: {with}");
         }
+    }
+
+    #[test]
+    fn letters_outside_of_ascii_are_no_steps() {
+        let open = "[".repeat(1_000);
+        assert_eq!(steps(format!("{open}{}", "дом".repeat(1_000)).as_bytes()), steps(open.as_bytes()));
     }
 
     #[test]
