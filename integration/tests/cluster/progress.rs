@@ -56,11 +56,13 @@ impl Shown {
         let name = ptsname_r(&master).unwrap();
         let terminal =
             OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOCTTY).open(name).unwrap();
-        let status = command.stderr(terminal).status().unwrap();
-        // The command has the last descriptors of the terminal. Without them a read fails with EIO after the last byte.
+        let mut child = command.stderr(terminal).spawn().unwrap();
+        // The command has this process's last descriptors of the terminal. Without them a read fails with EIO after the
+        // last byte of the child. The read must not wait for the end of the child: a full terminal blocks the child.
         drop(command);
         let mut received = Vec::new();
         let _ended = master.read_to_end(&mut received);
+        let status = child.wait().unwrap();
         Self { status, text: String::from_utf8(received).unwrap() }
     }
 }
