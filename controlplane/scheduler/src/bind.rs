@@ -1,4 +1,6 @@
-//! The scheduler's requests: bindings, conditions of pods without a node, and deletions of victims.
+//! The scheduler's requests: bindings, conditions and nominated nodes of pods without a node, and deletions of victims.
+
+use std::time::Duration;
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
@@ -9,6 +11,9 @@ use serde_json::json;
 use crate::object::Pod;
 use crate::preempt::Victim;
 use coracle_values::object::ObjectExt;
+
+/// Time after which a request fails if the API server does not answer it. A pod waits for the end of these requests.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The body of a request that binds a pod.
 #[derive(Serialize)]
@@ -71,9 +76,31 @@ impl NotScheduled {
 
 /// Writes the condition with the reason why the pod is not scheduled, unless the pod already has this condition.
 /// `nominated` is the node from which the scheduler evicts pods for this pod. With the reason `SchedulerError`, the
-/// write fails if the pod has changed meanwhile.
+/// write is tried once more if the pod has changed meanwhile, unless the pod has a node now.
 pub(crate) async fn mark_not_scheduled(
     client: Client,
+    pod: &Pod,
+    reason: NotScheduled,
+    message: &str,
+    nominated: Option<&str>,
+) -> Result<(), Error> {
+    let api: Api<Pod> = Api::namespaced(client, pod.namespace());
+    let marked = write_condition(&api, pod, reason, message, nominated).await;
+    let is_conflict = matches!(&marked, Err(Error::Api(status)) if status.is_conflict());
+    if reason != NotScheduled::SchedulerError || !is_conflict {
+        return marked;
+    }
+    // The pod may have changed by the scheduler's own write of a nominated node, which must not stay.
+    let newest = api.get(pod.name()).await?;
+    if newest.uid() != pod.uid() || newest.node().is_some() {
+        return Ok(());
+    }
+    write_condition(&api, &newest, reason, message, nominated).await
+}
+
+/// Writes the condition once. With the reason `SchedulerError`, the write fails if the pod has changed meanwhile.
+async fn write_condition(
+    api: &Api<Pod>,
     pod: &Pod,
     reason: NotScheduled,
     message: &str,
@@ -112,20 +139,33 @@ pub(crate) async fn mark_not_scheduled(
         "metadata": metadata,
         "status": {"conditions": [condition], "nominatedNodeName": nominated},
     });
-    let api: Api<Pod> = Api::namespaced(client, pod.namespace());
     api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
 }
 
-/// Removes the nominated node from the status of a pod.
-pub(crate) async fn clear_nominated_node(client: Client, pod: &Pod) -> Result<(), Error> {
-    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": null}});
+/// Writes the nominated node into the status of a pod. `None` removes it.
+pub(crate) async fn set_nominated_node(client: Client, pod: &Pod, node: Option<&str>) -> Result<(), Error> {
+    let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"nominatedNodeName": node}});
     let api: Api<Pod> = Api::namespaced(client, pod.namespace());
-    api.patch_status(pod.name(), &PatchParams::default(), &Patch::Strategic(patch)).await.map(drop)
+    let params = PatchParams::default();
+    let patch = Patch::Strategic(patch);
+    in_time(api.patch_status(pod.name(), &params, &patch)).await.map(drop)
 }
 
 /// Sets the condition `DisruptionTarget` of a victim of preemption, then deletes the victim. A victim that does not
 /// exist any more is not an error.
 pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {
+    in_time(delete_victim(client, victim, scheduler)).await
+}
+
+/// Ends a request with an error after [`REQUEST_TIMEOUT`].
+async fn in_time<T>(request: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match tokio::time::timeout(REQUEST_TIMEOUT, request).await {
+        Ok(result) => result,
+        Err(elapsed) => Err(Error::Service(elapsed.into())),
+    }
+}
+
+async fn delete_victim(client: Client, victim: &Victim, scheduler: &str) -> Result<(), Error> {
     let now = jiff::Timestamp::now();
     let now = jiff::Timestamp::from_second(now.as_second()).unwrap_or(now).to_string();
     let condition = json!({
@@ -181,6 +221,44 @@ mod tests {
         });
         let pod = crate::fixture::pod("p", json!({"containers": [{}]}));
         assert!(bind(Client::new(service, ""), &pod, "a").await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn the_condition_of_an_error_is_written_again_after_a_conflict_unless_the_pod_has_a_node() {
+        for (node, expected) in [(None, vec!["7", "8"]), (Some("a"), vec!["7"])] {
+            let (sender, mut versions) = tokio::sync::mpsc::unbounded_channel();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let sender = sender.clone();
+                async move {
+                    let is_read = request.method() == http::Method::GET;
+                    let body = request.into_body().collect_bytes().await.unwrap();
+                    let metadata = json!({"name": "p", "namespace": "d", "uid": "p", "resourceVersion": "8"});
+                    let newest = json!({"metadata": metadata, "spec": {"nodeName": node}});
+                    if is_read {
+                        let body = Body::from(newest.to_string().into_bytes());
+                        return Ok::<_, Infallible>(Response::new(body));
+                    }
+                    let patch: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                    let version = patch["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
+                    let status = if version == "8" { 200_u16 } else { 409 };
+                    sender.send(version).unwrap();
+                    let answer =
+                        json!({"kind": "Status", "code": status, "reason": "Conflict", "message": ""});
+                    let answer = if status == 200 { newest } else { answer };
+                    let body = Body::from(answer.to_string().into_bytes());
+                    Ok(Response::builder().status(status).body(body).unwrap())
+                }
+            });
+            let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+            pod.metadata.resource_version = Some("7".to_owned());
+            let (client, error) = (Client::new(service, ""), NotScheduled::SchedulerError);
+            mark_not_scheduled(client, &pod, error, "running Bind", None).await.unwrap();
+            let mut found = Vec::new();
+            while let Ok(version) = versions.try_recv() {
+                found.push(version);
+            }
+            assert_eq!(found, expected);
+        }
     }
 
     #[tokio::test]

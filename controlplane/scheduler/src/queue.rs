@@ -10,7 +10,8 @@
 //! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
 //! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
 //! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off. While no pod
-//! is ready, pods in back-off are tried early, except after errors. Source: `SchedulerPopFromBackoffQ` of upstream.
+//! is ready, pods in back-off are tried early, except after errors, and except pods that need extenders. Source:
+//! `SchedulerPopFromBackoffQ` of upstream.
 
 mod entry;
 
@@ -20,7 +21,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use self::entry::{Entry, QueueState};
+use self::entry::{Entry, QueueState, backoff};
 use crate::config::QueueSort;
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
@@ -283,13 +284,19 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
-        self.set_failed(uid, false);
+        self.set_late(uid, false);
         self.refuse(uid, helped_by, Changes::default(), now);
     }
 
-    fn set_failed(&mut self, uid: &str, failed: bool) {
+    /// Like [`Self::refused`], but the pod is never tried before the end of its back-off.
+    pub(crate) fn refused_late(&mut self, uid: &str, helped_by: Changes, now: Instant) {
+        self.set_late(uid, true);
+        self.refuse(uid, helped_by, Changes::default(), now);
+    }
+
+    fn set_late(&mut self, uid: &str, is_late: bool) {
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.failed = failed;
+            entry.is_late = is_late;
         }
     }
 
@@ -314,8 +321,7 @@ impl Queue {
         let retry_at = now + MAX_UNSCHEDULABLE;
         entry.retry_at = Some(retry_at);
         self.retries.insert((retry_at, entry.serial_number), uid.to_owned());
-        let newer = Changes::TYPES.into_iter().zip(self.last_change).filter(|(_, at)| *at > entry.popped_at);
-        let changes = newer.fold(entry.changes_in_flight | changes, |all, (one, _)| all | one);
+        let changes = entry.changes_since_pop(&self.last_change) | changes;
         entry.changes_in_flight = changes;
         self.unschedulable.entry(helped_by).or_default().insert(uid.to_owned());
         if entry.evictions == 0 && helped_by.overlaps(changes) {
@@ -327,7 +333,7 @@ impl Queue {
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
-        self.set_failed(uid, true);
+        self.set_late(uid, true);
         self.refuse(uid, Changes::ALL, Changes::ALL, now);
     }
 
@@ -352,14 +358,23 @@ impl Queue {
 
     /// Records changes that may make refused pods schedulable. Only the pods that the changes may help are read.
     pub(crate) fn change(&mut self, changes: Changes, now: Instant) {
+        self.change_by("", changes, now);
+    }
+
+    /// Like [`Self::change`], for changes that a pod of the queue causes. They help other pods only.
+    pub(crate) fn change_by(&mut self, cause: &str, changes: Changes, now: Instant) {
         self.changes += 1;
+        if let Some(entry) = self.entries.get_mut(cause) {
+            entry.ignore_change(self.changes, &self.last_change);
+        }
         for (one, last) in Changes::TYPES.into_iter().zip(&mut self.last_change) {
             if changes.overlaps(one) {
                 *last = self.changes;
             }
         }
         let helped = self.unschedulable.iter().filter(|(helped_by, _)| helped_by.overlaps(changes));
-        for uid in helped.flat_map(|(_, uids)| uids).cloned().collect::<Vec<_>>() {
+        let others = helped.flat_map(|(_, uids)| uids).filter(|uid| *uid != cause);
+        for uid in others.cloned().collect::<Vec<_>>() {
             self.help(&uid, changes, changes.event(), now);
         }
     }
@@ -404,7 +419,7 @@ impl Queue {
 
     /// Retries a pod after a failed request about it. The pod waits for the end of its back-off.
     pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
-        self.set_failed(uid, true);
+        self.set_late(uid, true);
         self.help(uid, Changes::ALL, ACTIVATED, now);
     }
 
@@ -422,7 +437,7 @@ impl Queue {
             }
             (QueueState::Unschedulable, Some(until)) if until > now => {
                 let helped_by = entry.helped_by;
-                let early = (!entry.failed).then(|| entry.ready_order());
+                let early = entry.early_order();
                 entry.state = QueueState::HeldBack(until, early);
                 self.held_back.insert((until, entry.serial_number), uid.to_owned());
                 if let Some(order) = early {
@@ -475,11 +490,6 @@ impl Queue {
             }
         }
     }
-}
-
-/// The back-off after this number of refusals.
-fn backoff(first: Duration, longest: Duration, refusals: u32) -> Duration {
-    first.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1))).min(longest)
 }
 
 #[cfg(test)]
@@ -650,6 +660,21 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_pod_that_is_refused_late_waits_for_the_end_of_its_back_off() {
+        let (mut queue, now) = (empty(), Instant::now());
+        queue.add(pod("p", json!({})));
+        assert_eq!(pop(&mut queue, now), "p");
+        queue.refused_late("p", Changes::NODE, now);
+        queue.change(Changes::NODE, now);
+        let end = now + Duration::from_secs(1);
+        assert_eq!((queue.due(), pop(&mut queue, now).as_str()), (Some(end), ""));
+        assert_eq!(pop(&mut queue, end), "p");
+        queue.refused("p", Changes::NODE, end);
+        queue.change(Changes::NODE, end);
+        assert_eq!(pop(&mut queue, end), "p", "the pod is late until its next refusal");
+    }
+
+    #[tokio::test]
     async fn early_attempts_take_at_most_a_tenth_of_the_time() {
         let (mut queue, now) = (empty(), Instant::now());
         for name in ["p", "q"] {
@@ -705,6 +730,43 @@ mod tests {
         queue.change(Changes::NODE, now);
         queue.refused("p", Changes::NODE, now);
         assert_eq!(pop(&mut queue, now + Duration::from_secs(1)), "p");
+    }
+
+    #[tokio::test]
+    async fn a_change_does_not_help_the_pod_that_causes_it() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for name in ["cause", "other"] {
+            queue.add(pod(name, json!({})));
+            assert_eq!(pop(&mut queue, now), name);
+        }
+        queue.change_by("cause", Changes::POD_GONE, now);
+        for name in ["cause", "other"] {
+            queue.refused(name, Changes::POD_GONE, now);
+        }
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["other", ""], "in flight");
+        queue.refused("other", Changes::POD_GONE, now);
+        queue.change_by("cause", Changes::POD_GONE, now);
+        assert_eq!([pop(&mut queue, now), pop(&mut queue, now)], ["other", ""], "refused");
+        queue.change(Changes::POD_GONE, now);
+        assert_eq!(pop(&mut queue, now), "cause");
+    }
+
+    #[tokio::test]
+    async fn other_changes_still_help_the_pod_that_causes_one() {
+        for is_before in [false, true] {
+            let (mut queue, now) = (empty(), Instant::now());
+            queue.add(pod("cause", json!({})));
+            assert_eq!(pop(&mut queue, now), "cause");
+            if is_before {
+                queue.change(Changes::NODE, now);
+            }
+            queue.change_by("cause", Changes::POD_GONE, now);
+            if !is_before {
+                queue.change(Changes::NODE, now);
+            }
+            queue.refused("cause", Changes::NODE, now);
+            assert_eq!(pop(&mut queue, now), "cause", "{is_before}");
+        }
     }
 
     #[tokio::test]

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -31,8 +32,9 @@ pub(super) struct Entry {
     /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
     pub(super) position: u64,
     pub(super) refusals: u32,
-    /// Whether the last attempt ended with an error. Such a pod always waits for the end of its back-off.
-    pub(super) failed: bool,
+    /// Whether the pod always waits for the end of its back-off: the last attempt ended with an error, or an attempt
+    /// calls extenders. Calls of extenders are made for one pod at a time, so early calls would delay other pods.
+    pub(super) is_late: bool,
     /// Number of requests in flight that evict pods for this pod. Until they end, the pod is not tried again.
     pub(super) evictions: u32,
     /// End of the back-off.
@@ -43,9 +45,10 @@ pub(super) struct Entry {
     pub(super) first_started: Option<Instant>,
     /// Number of attempts so far.
     pub(super) attempts: u32,
-    /// Number of changes when the pod was popped.
+    /// Number of changes when the pod was popped, or when it last caused one.
     pub(super) popped_at: u64,
-    /// Changes of the pod's volumes and devices while the pod was in flight, and all changes during evictions.
+    /// Changes of the pod's volumes and devices while the pod was in flight, all changes before one that the pod
+    /// caused, and all changes during evictions.
     pub(super) changes_in_flight: Changes,
     /// The changes that may help a refused pod.
     pub(super) helped_by: Changes,
@@ -65,7 +68,7 @@ impl Entry {
             serial_number,
             position: serial_number,
             refusals: 0,
-            failed: false,
+            is_late: false,
             evictions: 0,
             backoff_until: None,
             started: None,
@@ -89,6 +92,26 @@ impl Entry {
         QueueOrder(self.priority(), self.position)
     }
 
+    /// The order in which the pod is tried before the end of its back-off. `None` if it is not tried early.
+    pub(super) fn early_order(&self) -> Option<QueueOrder> {
+        (!self.is_late).then(|| self.ready_order())
+    }
+
+    /// The changes that may help a pod in flight. `last_change` has the number of the last change of each type.
+    pub(super) fn changes_since_pop(&self, last_change: &[u64]) -> Changes {
+        let newer = Changes::TYPES.into_iter().zip(last_change).filter(|(_, at)| **at > self.popped_at);
+        newer.fold(self.changes_in_flight, |all, (one, _)| all | one)
+    }
+
+    /// Ignores the change with this number, which follows those of `last_change`: a change that a pod in flight causes
+    /// does not help the pod. The earlier changes may still help it.
+    pub(super) fn ignore_change(&mut self, number: u64, last_change: &[u64]) {
+        if self.state == QueueState::InFlight {
+            self.changes_in_flight = self.changes_since_pop(last_change);
+            self.popped_at = number;
+        }
+    }
+
     fn priority(&self) -> Reverse<i32> {
         Reverse(self.pod.spec.priority.unwrap_or_default())
     }
@@ -101,4 +124,9 @@ impl Entry {
             self.first_started = None;
         }
     }
+}
+
+/// The back-off after this number of refusals.
+pub(super) fn backoff(first: Duration, longest: Duration, refusals: u32) -> Duration {
+    first.saturating_mul(2_u32.saturating_pow(refusals.saturating_sub(1))).min(longest)
 }

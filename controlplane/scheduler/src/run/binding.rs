@@ -63,9 +63,29 @@ impl Binding {
     /// Binds the volumes, the devices and the pod.
     pub(super) async fn run(self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
         let profile = pod.scheduler();
+        self.nominate(pod, node, reserved).await;
         let pre_bind = self.pre_bind(pod, node, reserved);
         self.metrics.measure(ExtensionPoint::PreBind, profile, pre_bind).await?;
         self.metrics.measure(ExtensionPoint::Bind, profile, self.bind(pod, node)).await
+    }
+
+    /// Writes the node into the status of a pod whose binding may wait for volumes or devices, so that autoscalers see
+    /// the node early. As upstream, a failed write does not end the binding. The API server removes the nominated node
+    /// when the pod is bound. Source: the feature gate `NominatedNodeNameForExpectation` of upstream.
+    async fn nominate(&self, pod: &Pod, node: &str, reserved: &Reserved) {
+        let may_wait = !reserved.volumes.is_empty() || !reserved.devices.is_empty();
+        if !may_wait || pod.status.nominated_node_name.as_deref() == Some(node) {
+            return;
+        }
+        if let Err(error) = bind::set_nominated_node(self.client.clone(), pod, Some(node)).await {
+            tracing::warn!(
+                pod = pod.name(),
+                namespace = pod.namespace(),
+                node,
+                %error,
+                "cannot write the nominated node of a pod"
+            );
+        }
     }
 
     async fn pre_bind(&self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
@@ -192,11 +212,54 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
     use serde_json::json;
 
-    use super::super::test_scheduler::scheduler_of_accepting_server;
+    use super::super::test_scheduler::{scheduler, scheduler_of_accepting_server};
     use super::*;
     use crate::fixture;
+    use crate::volumes::{Choice, ChosenVolume};
+    use coracle_values::object::Key;
+
+    /// The requests of a binding to the node `a`, and whether it succeeds. `nominated` is the node in the pod's status.
+    async fn requests_of_binding(volumes: Vec<ChosenVolume>, nominated: Option<&str>) -> (Vec<String>, bool) {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let sender = sender.clone();
+            async move {
+                let path = request.uri().path().replace("/api/v1/namespaces/d/pods/", "");
+                let method = request.method().clone();
+                let body = request.into_body().collect_bytes().await.unwrap();
+                let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+                sender.send(format!("{method} {path} {}", body["status"])).unwrap();
+                Ok::<_, std::convert::Infallible>(Response::new(Body::from(b"{}".to_vec())))
+            }
+        });
+        let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+        pod.status.nominated_node_name = nominated.map(str::to_owned);
+        let reserved = Reserved { volumes, ..Reserved::default() };
+        let binding = Binding::new(&scheduler(Client::new(service, "")));
+        let is_bound = binding.run(&pod, "a", &reserved).await.is_ok();
+        let mut found = Vec::new();
+        while let Ok(request) = requests.try_recv() {
+            found.push(request);
+        }
+        (found, is_bound)
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_binding_may_wait_has_its_node_in_the_status_before() {
+        let plain = requests_of_binding(Vec::new(), None).await;
+        assert_eq!(plain, (vec!["POST p/binding null".to_owned()], true));
+        // The claim does not exist, so the binding of the volumes fails without a request.
+        let chosen = || vec![ChosenVolume { claim: Key::new("d", "c"), choice: Choice::Provision }];
+        let nominated = vec![r#"PATCH p/status {"nominatedNodeName":"a"}"#.to_owned()];
+        for other in [None, Some("b")] {
+            assert_eq!(requests_of_binding(chosen(), other).await, (nominated.clone(), false));
+        }
+        assert_eq!(requests_of_binding(chosen(), Some("a")).await, (Vec::new(), false));
+    }
 
     #[tokio::test]
     async fn decisions_do_not_run_far_ahead_of_bindings() {

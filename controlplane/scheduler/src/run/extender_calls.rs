@@ -263,8 +263,30 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::extender::Extender;
     use crate::fixture;
+    use crate::hint::Changes;
     use crate::run::test_scheduler::scheduler_of_accepting_server;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pod_that_needs_extenders_is_not_tried_before_the_end_of_its_back_off() {
+        for needs_extenders in [false, true] {
+            let mut scheduler = scheduler_of_accepting_server();
+            // Without a node for the pod, the extender is not called.
+            let (url, filter) = ("http://127.0.0.1:1".to_owned(), Some("filter".to_owned()));
+            let extender = Extender { url, filter, ..Extender::default() };
+            if needs_extenders {
+                scheduler.extender_calls.extenders = [Remote::new(extender).unwrap()].into();
+            }
+            scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+            let spec = json!({"containers": [{}], "nodeSelector": {"disk": "ssd"}});
+            scheduler.queue.add(fixture::pod("p", spec));
+            scheduler.schedule_next();
+            scheduler.queue.change(Changes::ALL, Instant::now());
+            let is_tried = scheduler.queue.pop(Instant::now()).is_some();
+            assert_eq!(is_tried, !needs_extenders);
+        }
+    }
 
     #[tokio::test]
     async fn all_nodes_are_tried_after_extenders_refuse_the_nominated_node() {

@@ -1,5 +1,7 @@
 //! Pods that no node can run: preemption, and the reports about them.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::ObjectReference;
 use tokio::time::Instant;
 
@@ -70,7 +72,11 @@ impl Scheduler {
                 self.nomination_after(pod, refused)
             }
         };
-        self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
+        if self.extender_calls.needs_extenders(pod) {
+            self.queue.refused_late(pod.uid(), refused.helped_by, Instant::now());
+        } else {
+            self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
+        }
         self.queue.set_refused_by(pod.uid(), &refused.plugins);
         self.report_refusal(pod, message, nominated);
         if let Some(group) = pod.group() {
@@ -142,10 +148,10 @@ impl Scheduler {
     }
 
     /// Removes the nomination of a pod. `node` is the node on which the pod was placed, or empty. If this is not the
-    /// nominated node, pods of the same or a lower priority may use the nominated node now.
+    /// nominated node, other pods of the same or a lower priority may use the nominated node now.
     pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
         if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
-            self.queue.change(Changes::POD_GONE, Instant::now());
+            self.queue.change_by(uid, Changes::POD_GONE, Instant::now());
         }
     }
 
@@ -185,7 +191,9 @@ impl Scheduler {
             NotScheduled::SchedulerError => AttemptResult::Error,
         };
         self.count_refusal(pod, result);
-        let (client, pod) = (self.client.clone(), pod.clone());
+        // The watch may have delivered a newer state than that of the attempt.
+        let newest = self.queue.pod(pod.uid()).map_or(pod, Arc::as_ref);
+        let (client, pod) = (self.client.clone(), newest.clone());
         self.marks.spawn(async move {
             let marked = bind::mark_not_scheduled(client, &pod, reason, &message, nominated.as_deref()).await;
             if let Err(error) = marked {
@@ -229,7 +237,7 @@ impl Scheduler {
             let Some(other) = self.queue.pod(&uid).cloned() else { continue };
             let client = self.client.clone();
             self.marks.spawn(async move {
-                if let Err(error) = bind::clear_nominated_node(client, &other).await {
+                if let Err(error) = bind::set_nominated_node(client, &other, None).await {
                     tracing::debug!(
                         pod = other.name(),
                         namespace = other.namespace(),
@@ -312,6 +320,9 @@ mod tests {
         pod.status.nominated_node_name = Some("a".to_owned());
         pod.metadata.resource_version = Some("7".to_owned());
         scheduler.snapshot.nominate(&pod, "a");
+        let mut newer = pod.clone();
+        newer.metadata.resource_version = Some("8".to_owned());
+        scheduler.queue.add(newer);
         scheduler.report_error(&pod, "running Bind".to_owned());
         assert!(!scheduler.snapshot.is_nominated("p"));
         scheduler.report_refusal(&pod, "0/1 nodes are available".to_owned(), None);
@@ -326,7 +337,8 @@ mod tests {
         // The two requests run concurrently, so their order is not defined.
         found.sort_by_key(|(reason, ..)| reason.to_string());
         // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
-        let error = (json!("SchedulerError"), json!(null), json!("7"));
+        // It is the version of the newest state.
+        let error = (json!("SchedulerError"), json!(null), json!("8"));
         assert_eq!(found, [error, (json!("Unschedulable"), json!(null), json!(null))]);
     }
 
@@ -533,6 +545,47 @@ mod tests {
             assert_eq!(scheduler.queue.due().is_some(), retries, "{status}");
             assert!(scheduler.queue.pop(Instant::now()).is_none(), "the back-off lasts");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_eviction_without_an_answer_does_not_delay_the_preemptor_further() {
+        let service = tower::service_fn(|_request: Request<Body>| {
+            std::future::pending::<Result<Response<Body>, std::convert::Infallible>>()
+        });
+        let mut scheduler = scheduler(Client::new(service, ""));
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        scheduler.snapshot.place(&large_pod("victim", 0), "a");
+        scheduler.queue.add(large_pod("p", 10));
+        let start = Instant::now();
+        let preemptor = scheduler.queue.pop(start).unwrap();
+        scheduler.schedule_alone(preemptor, &Profile::default());
+        assert_eq!(scheduler.queue.due(), None, "the requests are in flight");
+        // The request that writes the condition of the preemptor does not end.
+        let end = scheduler.marks.join_next().await.unwrap().unwrap();
+        assert!(matches!(&end, RequestEnd::Eviction { is_done: false, .. }));
+        assert!(start.elapsed() < std::time::Duration::from_secs(31), "{:?}", start.elapsed());
+        scheduler.request_ended(end);
+        assert!(scheduler.queue.pop(Instant::now()).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_pod_that_loses_its_nomination_is_not_retried_for_that_reason() {
+        let mut scheduler = with_node();
+        scheduler.snapshot.place(&large_pod("placed", 10), "a");
+        for name in ["p", "q"] {
+            let mut pod = large_pod(name, 0);
+            pod.status.nominated_node_name = Some("a".to_owned());
+            scheduler.snapshot.nominate(&pod, "a");
+            scheduler.queue.add(pod);
+        }
+        let (profile, now) = (Profile::default(), Instant::now());
+        for expected in ["p", "q", "p"] {
+            let pod = scheduler.queue.pop(now).unwrap();
+            assert_eq!(pod.name(), expected);
+            scheduler.schedule_alone(pod, &profile);
+        }
+        assert!(!scheduler.snapshot.is_nominated("p") && !scheduler.snapshot.is_nominated("q"));
+        assert!(scheduler.queue.pop(now).is_none());
     }
 
     #[tokio::test]
