@@ -5,6 +5,7 @@
 //! revision of the first page.
 
 mod allocated;
+mod bookmarks;
 mod change;
 mod collection;
 mod conversions;
@@ -58,7 +59,7 @@ pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
 use snapshots::Snapshots;
 use unreadable::{LateObjects, UnreadableObject};
-pub(crate) use watchers::{Event, Events, WatchStop, Watcher};
+pub(crate) use watchers::{Event, Events, WatchHandle, Watcher};
 
 /// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates
 /// the guard. The key contains no `/`, so no object has this key.
@@ -90,6 +91,8 @@ pub(crate) struct Cache {
     late: LateObjects,
     /// Notified when a history exceeds its usual limits.
     bursts: Notify,
+    /// Notified when a change leaves watches without an event of its revision.
+    lagging: Notify,
     /// Notified when a collection takes a snapshot.
     snapshots_taken: Notify,
     /// Bytes of the snapshots of all collections.
@@ -166,6 +169,7 @@ impl Cache {
             resyncs: AtomicU64::new(0),
             late: LateObjects::default(),
             bursts: Notify::new(),
+            lagging: Notify::new(),
             snapshots_taken: Notify::new(),
             snapshot_bytes: counts.snapshot_bytes,
             quotas: Ledger::default(),
@@ -249,6 +253,7 @@ impl Cache {
         tokio::select! {
             () = self.apply_events(watch) => (),
             () = self.remove_old_changes() => (),
+            () = self.send_bookmarks() => (),
             () = self.drop_old_snapshots() => (),
         }
     }
@@ -310,6 +315,9 @@ impl Cache {
         let kind = objects.shared_kind();
         if objects.is_above_usual_limits() {
             self.bursts.notify_one();
+        }
+        if objects.may_watches_lag() {
+            self.lagging.notify_one();
         }
         drop(objects);
         for change in changes {

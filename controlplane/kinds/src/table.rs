@@ -217,11 +217,14 @@ pub(crate) const CREATED_AT: &[Column] = &[
 
 /// The cells of kinds without own columns.
 pub(crate) fn created_at(object: &Value, _now: Timestamp) -> Vec<Value> {
-    vec![name(object), object["metadata"]["creationTimestamp"].clone()]
+    let created = object["metadata"]["creationTimestamp"].as_str();
+    // A bookmark has no time. Upstream shows the zero time of Go.
+    vec![name(object), created.unwrap_or("0001-01-01T00:00:00Z").into()]
 }
 
+/// The cell of the column `Name`. A bookmark has no name.
 fn name(object: &Value) -> Value {
-    object["metadata"]["name"].clone()
+    object["metadata"]["name"].as_str().unwrap_or_default().into()
 }
 
 /// The cell of the column `Age`: the time since the object was created.

@@ -344,6 +344,23 @@ impl Collection {
         self.watchers.send_bookmarks(compacted, newest);
     }
 
+    /// Whether a watch with bookmarks may have got no event of the newest change yet.
+    pub(super) fn may_watches_lag(&self) -> bool {
+        self.watchers.may_lag(self.newest())
+    }
+
+    /// Sends a bookmark to the watches with bookmarks that have got no event of the newest change.
+    pub(super) fn send_bookmarks(&mut self) {
+        let newest = self.newest();
+        self.watchers.send_bookmarks(newest, newest);
+    }
+
+    /// Sends a bookmark to a watch, if it has asked for bookmarks.
+    pub(super) fn send_bookmark(&mut self, number: u64) {
+        let newest = self.newest();
+        self.watchers.send_bookmark(number, newest);
+    }
+
     /// Whether the history has recent changes above the usual limits.
     pub(super) fn is_above_usual_limits(&self) -> bool {
         self.changes.len() > MAX_HISTORY || self.change_bytes > MAX_HISTORY_BYTES

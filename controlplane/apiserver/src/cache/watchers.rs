@@ -14,7 +14,7 @@ use coracle_kinds::Resource;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::{Object, Scope, Shared};
+use super::{Collection, Object, Scope, Shared};
 use crate::unread_bytes::{Reader, SLOT_BYTES};
 
 /// Maximum number of queued events of a watcher. A slower watcher is disconnected and can resume.
@@ -59,8 +59,9 @@ pub(crate) struct Events {
     pub(crate) cut: CancellationToken,
 }
 
-/// Ends a watch before its client does.
-pub(crate) struct WatchStop(Arc<Link>);
+/// Acts on a watch from outside of its stream: ends it before its client does, or sends a bookmark.
+#[derive(Clone)]
+pub(crate) struct WatchHandle(Arc<Link>);
 
 /// An event in the queue of a watch. Its bytes and its slot in the queue count as unread until the event is dropped.
 struct Queued {
@@ -141,9 +142,17 @@ impl Watcher {
     /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader is evicted because
     /// of the limit on unread bytes. The collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
-        if revision <= self.after {
-            return true;
-        }
+        revision <= self.after || self.queue(event, revision)
+    }
+
+    /// Queues a bookmark of the revision `newest`, or of the newest event if that is later. Returns the same as
+    /// [`Watcher::send`].
+    fn send_bookmark(&mut self, newest: u64) -> bool {
+        let revision = newest.max(self.sent);
+        self.queue(Event::Bookmark(revision), revision)
+    }
+
+    fn queue(&mut self, event: Event, revision: u64) -> bool {
         self.sent = revision;
         let before = self.link.queued.fetch_add(event.weight(), Ordering::Relaxed);
         before <= MAX_QUEUED_BYTES
@@ -155,9 +164,9 @@ impl Watcher {
 // === impl Events ===
 
 impl Events {
-    /// A handle that ends the watch.
-    pub(crate) fn stop(&self) -> WatchStop {
-        WatchStop(self.link.clone())
+    /// A handle of the watch.
+    pub(crate) fn handle(&self) -> WatchHandle {
+        WatchHandle(self.link.clone())
     }
 
     pub(crate) async fn recv(&mut self) -> Option<Event> {
@@ -183,13 +192,18 @@ impl Drop for Events {
     }
 }
 
-// === impl WatchStop ===
+// === impl WatchHandle ===
 
-impl WatchStop {
-    /// Ends the watch after the events that are queued now. Locks the collection, so the caller must not hold that
-    /// lock.
+/// Each method locks the collection, so the caller must not hold that lock.
+impl WatchHandle {
+    /// Ends the watch after the events that are queued now.
     pub(crate) fn stop(&self) {
         self.0.unregister();
+    }
+
+    /// Sends a bookmark of the newest revision, if the watch has asked for bookmarks.
+    pub(crate) fn send_bookmark(&self) {
+        self.0.with_collection(Collection::send_bookmark);
     }
 }
 
@@ -198,10 +212,16 @@ impl WatchStop {
 impl Link {
     /// Removes the watcher from its collection.
     fn unregister(&self) {
+        self.with_collection(Collection::end_watch);
+    }
+
+    /// Calls `act` with the collection of the watcher and the number of the watcher. Does nothing if the watcher was
+    /// not added to a collection.
+    fn with_collection(&self, act: impl FnOnce(&mut Collection, u64)) {
         if let Some(place) = self.registration.get()
             && let Some(collection) = place.collection.upgrade()
         {
-            collection.lock().end_watch(place.number);
+            act(&mut collection.lock(), place.number);
         }
     }
 }
@@ -343,6 +363,21 @@ impl Watchers {
             let reached = one.watcher.sent.max(oldest);
             one.reached = Some(reached);
             self.reached.insert((reached, number));
+        }
+    }
+
+    /// Whether a watcher with bookmarks may have got no event of the revision `newest` yet. May also be true if the
+    /// watcher has got this event since the last call of [`Watchers::send_bookmarks`].
+    pub(super) fn may_lag(&self, newest: u64) -> bool {
+        self.reached.first().is_some_and(|(revision, _)| *revision < newest)
+    }
+
+    /// Sends a bookmark to one watcher, if it has asked for bookmarks. The bookmark has the revision `newest`, or that
+    /// of the watcher's newest event if that is later.
+    pub(super) fn send_bookmark(&mut self, number: u64, newest: u64) {
+        let one = self.running.get_mut(&number).filter(|one| one.watcher.bookmarks);
+        if one.is_some_and(|one| !one.watcher.send_bookmark(newest)) {
+            self.remove(number);
         }
     }
 

@@ -152,7 +152,8 @@ impl Strategy for CustomStrategy {
     }
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let name = object["metadata"]["name"].clone();
+        // A bookmark has no name.
+        let name: Value = object["metadata"]["name"].as_str().unwrap_or_default().into();
         let others = self.columns.iter().map(|column| column.cell(object, |at| age_of(at, now)));
         std::iter::once(name).chain(others).collect()
     }

@@ -22,7 +22,7 @@ use rand::RngExt as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cache::{Conversions, Event, Events, Object, Scope, WatchStop, Watcher},
+    cache::{Conversions, Event, Events, Object, Scope, WatchHandle, Watcher},
     call::Call,
     convert,
     error::{ApiError, Result},
@@ -48,6 +48,9 @@ const MAX_CONVERSION: Duration = Duration::from_secs(1);
 /// Maximum time in which a client reads the queued events of its watch when the server stops. It is shorter than the
 /// time after which the server closes the connections.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Time from the last bookmark of a watch to its time limit. Source: `nextBookmarkTime` of upstream's cacher.
+const BEFORE_END: Duration = Duration::from_secs(2);
 
 /// Cancelled when a watch gets no more events. Queued events are still sent to the client.
 #[derive(Clone)]
@@ -85,7 +88,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         }
         Err(error) => return Err(error),
     };
-    let (cut, stop) = (WatchEnd(events.cut.clone()), events.stop());
+    let (cut, handle) = (WatchEnd(events.cut.clone()), events.handle());
     let kind = call.kind.clone();
     let form = form(call)?;
     let has_end = matches!(start, Start::Now { end_marker: true });
@@ -126,7 +129,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
             std::future::ready(sent)
         })
         .scan(Some(writer), |writer, event| std::future::ready(written(writer, event)));
-    let frames = limited(call, lines, stop).flat_map(stream::iter).map(|piece| Ok(Frame::data(piece)));
+    let frames = limited(call, lines, handle).flat_map(stream::iter).map(|piece| Ok(Frame::data(piece)));
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
     response.extensions_mut().insert(cut);
@@ -313,25 +316,41 @@ fn subscribe(
 
 /// Ends the stream at its time limit. When the server stops, the watch gets no more events, and the stream ends after
 /// its queued events.
-fn limited<S: Stream>(call: &Call, lines: S, stop: WatchStop) -> impl Stream<Item = S::Item> + use<S> {
+fn limited<S: Stream>(call: &Call, lines: S, watch: WatchHandle) -> impl Stream<Item = S::Item> + use<S> {
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
     let limit = asked.map_or_else(|| default_limit(call.state.min_watch), Duration::from_secs);
+    let has_bookmarks = call.info.query.flag("allowWatchBookmarks");
+    let ended = time_limit(limit, has_bookmarks.then(|| watch.clone()));
     let shutdown = call.state.shutdown.clone();
     // The watches end at different times, so that their clients do not all connect to another server at once.
     let delay = call.state.watch_grace.mul_f64(rand::rng().random_range(0.0..1.0));
     let stopped = async move {
         shutdown.cancelled_owned().await;
         tokio::time::sleep(delay).await;
-        stop.stop();
+        watch.stop();
         tokio::time::sleep(QUEUE_TIMEOUT).await;
     };
     lines.take_until(PolledWhenWoken::new(Box::pin(async move {
         tokio::select! {
             // Both branches may be dropped, because the stream ends.
-            () = tokio::time::sleep(limit) => {}
+            () = ended => {}
             () = stopped => {}
         }
     })))
+}
+
+/// Waits until the time limit of a watch. A watch with bookmarks gets one [`BEFORE_END`], so that its client can resume
+/// at a recent revision. As upstream, a watch with a shorter limit gets no such bookmark.
+async fn time_limit(limit: Duration, with_bookmarks: Option<WatchHandle>) {
+    let until_bookmark = limit.saturating_sub(BEFORE_END);
+    match with_bookmarks.filter(|_| !until_bookmark.is_zero()) {
+        Some(watch) => {
+            tokio::time::sleep(until_bookmark).await;
+            watch.send_bookmark();
+            tokio::time::sleep(BEFORE_END).await;
+        }
+        None => tokio::time::sleep(limit).await,
+    }
 }
 
 /// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum. Clients therefore
@@ -346,10 +365,29 @@ fn default_limit(min: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use coracle_kinds::kind::by_kind;
+    use futures::FutureExt as _;
     use serde_json::json;
 
     use super::*;
-    use crate::unread_bytes::UnreadBytes;
+    use crate::{cache::Cache, unread_bytes::UnreadBytes};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_watch_with_bookmarks_gets_one_two_seconds_before_its_end() {
+        let (cache, kind) = (Cache::new(7), by_kind("v1", "ConfigMap").unwrap());
+        for (seconds, is_sent) in [(10, true), (3, true), (2, false), (1, false)] {
+            let (watcher, mut events) = Watcher::new(Scope::default(), true);
+            cache.of(kind).unwrap().lock().watch_from_now(watcher, 7);
+            let begin = tokio::time::Instant::now();
+            let mut ended = Box::pin(time_limit(Duration::from_secs(seconds), Some(events.handle())));
+            let before = Duration::from_secs(seconds).saturating_sub(BEFORE_END * 3 / 2);
+            assert!(tokio::time::timeout(before, &mut ended).await.is_err());
+            assert!(events.recv().now_or_never().is_none(), "{seconds} s: it is too early");
+            ended.await;
+            assert_eq!(begin.elapsed().as_secs(), seconds);
+            let received = events.recv().now_or_never().flatten();
+            assert_eq!(matches!(received, Some(Event::Bookmark(7))), is_sent, "{seconds} s");
+        }
+    }
 
     #[test]
     fn the_list_of_the_first_objects_counts_until_the_last() {

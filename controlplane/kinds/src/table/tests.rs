@@ -176,6 +176,14 @@ fn a_table_carries_columns_metadata_and_objects() {
     assert_eq!(table["rows"][0]["object"]["kind"], "Namespace");
 }
 
+/// Rows of bookmarks have such objects.
+#[test]
+fn the_name_of_an_object_without_a_name_is_empty() {
+    check_row("v1", "ConfigMap", json!({"metadata": {}}), json!(["", 0, "<unknown>"]));
+    let cells = created_at(&json!({"metadata": {"resourceVersion": "7"}}), now());
+    assert_eq!(cells, ["", "0001-01-01T00:00:00Z"]);
+}
+
 #[test]
 fn nodes_show_the_architecture_beside_the_kernel() {
     let kernel = |info: Value| {
