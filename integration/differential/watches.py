@@ -94,8 +94,6 @@ def reduced(value, clean):
     """The value without owners of fields, which other parts compare, and without what always differs."""
     value = clean(value)
     if isinstance(value, dict):
-        # The servers may delete a pod in different seconds.
-        value = {name: "time" if name == "deletionTimestamp" else one for name, one in value.items()}
         return {name: [aged(cell) for cell in one] if name == "cells" else reduced(one, clean)
                 for name, one in value.items() if name != "managedFields"}
     if isinstance(value, list):

@@ -42,15 +42,14 @@ impl DesiredPod {
         }
     }
 
-    /// The grace period in seconds if the pod must end. As upstream, it is at least one second, also after a deletion
-    /// without a grace period.
+    /// The grace period in seconds if the pod must end.
     pub(crate) fn ending(&self) -> Option<i64> {
         let meta = &self.pod().metadata;
         let from_spec =
             || self.pod().spec.as_ref().and_then(|s| s.termination_grace_period_seconds).unwrap_or(30);
         match self {
             Self::Run(_) if meta.deletion_timestamp.is_none() => None,
-            _ => Some(meta.deletion_grace_period_seconds.unwrap_or_else(from_spec).max(1)),
+            _ => Some(meta.deletion_grace_period_seconds.unwrap_or_else(from_spec).max(0)),
         }
     }
 }

@@ -205,7 +205,6 @@ fn deletion_stops_with_its_grace_and_then_finishes() {
     let mut observed = observed(vec![container("a", 0, running())]);
     let state = ready_worker_state();
     assert_eq!(decide(&deleted(5), &observed, &state, 0).actions, [Action::StopPod { grace: 5 }]);
-    assert_eq!(decide(&deleted(0), &observed, &state, 0).actions, [Action::StopPod { grace: 1 }]);
     observed.sandboxes[0].ready = false;
     observed.containers[0].run = exited(0, 1);
     assert_eq!(decide(&deleted(5), &observed, &state, 0).actions, [Action::Finish]);

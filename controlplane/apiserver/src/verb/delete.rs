@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use crate::{
     admit::{Attributes, Operation, RequestOptions},
     body::{self, Expected},
-    cache::Object,
     call::Call,
     convert, custom_resources,
     error::{ApiError, Result},
@@ -146,14 +145,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             });
         }
         let value = (!finished).then_some(&new);
-        let committed = match finished && kind.is("", "Pod") && new != old {
-            true => remove_pod(call, &current, new.clone()).await.map(|()| None),
-            false => {
-                let expect = Expect::Revision(current.revision);
-                write::commit(&call.state, kind, &current.key, expect, value).await
-            }
-        };
-        match committed {
+        match write::commit(&call.state, kind, &current.key, Expect::Revision(current.revision), value).await
+        {
             Ok(None) => return Ok(Outcome::Removed(last())),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
             // Another write came first: the next iteration decides again from the new state. A resourceVersion
@@ -162,41 +155,6 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
             Err(Failed::Other(error)) => return Err(error),
         }
     }
-}
-
-/// Removes a pod in two commits, as upstream: watches get the pod with its deletion timestamp and no grace period, and
-/// then its removal. If the server crashes between both, the kubelet or the controller of terminating pods removes the
-/// pod. Source: `updateForGracefulDeletionAndFinalizers`.
-async fn remove_pod(call: &Call, current: &Object, marked: Value) -> std::result::Result<(), Failed> {
-    let (state, kind) = (call.state.clone(), call.kind.clone());
-    let (key, mut revision) = (current.key.clone(), current.revision);
-    // If the caller disconnects, its future is dropped, and this task continues: the marked pod is always removed.
-    let task = tokio::spawn(async move {
-        let uid = text(&marked, "uid");
-        if let Some(pod) =
-            write::commit(&state, &kind, &key, Expect::Revision(revision), Some(&marked)).await?
-        {
-            revision = pod.revision;
-        }
-        loop {
-            match write::commit(&state, &kind, &key, Expect::Revision(revision), None).await {
-                Err(Failed::Conflict) => {}
-                removed => return removed.map(drop),
-            }
-            // Another write changed the marked pod, for example its status, or removed it.
-            let pods = state.cache.of(&kind).map_err(Failed::Other)?;
-            let Some(pod) = pods.lock().get(&key) else { return Ok(()) };
-            let value = pod.value();
-            if text(&value, "uid") != uid {
-                return Ok(());
-            }
-            if !is_finished(&value) {
-                return Err(Failed::Conflict);
-            }
-            revision = pod.revision;
-        }
-    });
-    task.await.unwrap_or_else(|error| Err(Failed::Other(ApiError::internal(error))))
 }
 
 /// Admission of the deletion: plugins can refuse it after the authorizers have allowed it.

@@ -49,13 +49,6 @@ pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }
 
-/// Whether nothing holds back the removal of the pod. The request that deletes such a pod removes it at once, except if
-/// the server stops between both steps.
-pub(crate) fn is_being_removed(pod: &Pod) -> bool {
-    let has_finalizers = pod.metadata.finalizers.as_ref().is_some_and(|list| !list.is_empty());
-    pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0) && !has_finalizers
-}
-
 /// Taint that an administrator sets on a switched-off node, on which no pod runs any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -102,23 +95,6 @@ mod tests {
         assert_eq!(abandoned(&node("False", OUT_OF_SERVICE), pods()).len(), 1);
         assert_eq!(abandoned(&node("True", OUT_OF_SERVICE), pods()).len(), 0);
         assert_eq!(abandoned(&node("Unknown", "other"), pods()).len(), 0);
-    }
-
-    #[test]
-    fn nothing_holds_back_a_deleted_pod_without_grace_period_and_finalizers() {
-        let is_being_removed = |metadata: serde_json::Value| {
-            is_being_removed(&serde_json::from_value(json!({"metadata": metadata})).unwrap())
-        };
-        let at = "2026-01-01T00:00:00Z";
-        let deleted = |grace: i64, finalizers: &[&str]| {
-            let mut metadata = json!({"deletionTimestamp": at, "finalizers": finalizers});
-            metadata["deletionGracePeriodSeconds"] = grace.into();
-            metadata
-        };
-        assert!(is_being_removed(deleted(0, &[])));
-        assert!(!is_being_removed(deleted(30, &[])));
-        assert!(!is_being_removed(deleted(0, &["example.com/x"])));
-        assert!(!is_being_removed(json!({"name": "p"})));
     }
 
     #[test]

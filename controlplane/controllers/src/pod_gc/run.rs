@@ -20,10 +20,6 @@ use crate::queue::{Next, OwnQueue, Queue, pause_after};
 /// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
-/// Time for the API server to remove a pod after it has set the time of the deletion. Afterwards this controller
-/// deletes the pod. It is the interval at which upstream's controller looks for such pods (`gcCheckPeriod`).
-const REMOVAL: Duration = Duration::from_secs(20);
-
 /// First character of the name in the queue key of a pod whose node may not exist. No name of an object contains this
 /// character.
 const OF_ABSENT_NODE: char = '/';
@@ -56,10 +52,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc
         let surplus = finished.observe(change.old.map(|old| &**old), change.new.map(|new| &**new));
         surplus.into_iter().for_each(|pod| own.add(pod));
         if let Some(pod) = change.new.filter(|pod| plan::is_unscheduled(pod)) {
-            match plan::is_being_removed(pod) {
-                true => own.add_after(pod.key(), REMOVAL),
-                false => own.add(pod.key()),
-            }
+            own.add(pod.key());
         }
     });
     let (own, nodes) = (queue.clone(), context.caches.nodes.clone());
@@ -242,29 +235,6 @@ mod tests {
         });
         assert!(tokio::time::timeout(2 * QUARANTINE, work).await.is_err());
         keys.into_inner().unwrap()
-    }
-
-    /// The API server removes most of these pods itself.
-    #[tokio::test(start_paused = true)]
-    async fn a_deleted_pod_without_a_node_is_queued_after_the_time_for_its_removal() {
-        for (finalizers, delay) in [(json!([]), REMOVAL), (json!(["example.com/x"]), Duration::ZERO)] {
-            let api = TestApi::new(&[]);
-            let (queue, own_queue) = (Arc::new(Queue::new()), Arc::default());
-            listen(&api.context, &queue, &own_queue);
-            let pod = json!({"metadata": {"name": "p", "namespace": "n", "uid": "u", "resourceVersion": "7",
-                    "deletionTimestamp": "2026-01-01T00:00:00Z", "deletionGracePeriodSeconds": 0,
-                    "finalizers": finalizers}, "status": {"phase": "Pending"}});
-            let begin = tokio::time::Instant::now();
-            api.context.caches.pods.written(serde_json::from_value(pod).unwrap());
-            let at = Mutex::new(None);
-            let work = queue.work("test", |_key: Key| {
-                *at.lock().unwrap() = Some(begin.elapsed());
-                async { Ok(Next::Wait) }
-            });
-            assert!(tokio::time::timeout(2 * QUARANTINE, work).await.is_err());
-            let at = at.into_inner().unwrap().unwrap();
-            assert!((delay..delay + Duration::from_secs(1)).contains(&at), "{at:?}");
-        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -50,39 +50,3 @@ async fn evictions_bindings_and_tokens_are_refused_in_a_namespace_that_is_being_
     // The pod can still be deleted.
     assert_eq!(server.delete(&format!("{namespace}/pods/p"), json!({})).await.code, 200);
 }
-
-#[tokio::test]
-async fn a_watch_gets_the_time_of_a_deletion_without_grace_period_before_the_removal() {
-    let server = Fixture::new().await;
-    let list = server.get(PODS).await.body;
-    let since = list["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-    for name in ["pending", "bound"] {
-        assert_eq!(server.post(PODS, pod(name)).await.code, 201);
-    }
-    let binding = json!({"metadata": {"name": "bound"}, "target": {"kind": "Node", "name": "n1"}});
-    assert_eq!(server.post(&format!("{PODS}/bound/binding"), binding).await.code, 201);
-    let dry_run = server.call("DELETE", &format!("{PODS}/pending?dryRun=All"), "", None).await;
-    assert_eq!(dry_run.code, 200, "{}", dry_run.body);
-    for (name, options) in [("pending", json!({})), ("bound", json!({"gracePeriodSeconds": 0}))] {
-        let path = format!("{PODS}/{name}");
-        let deleted = server.delete(&path, options).await;
-        assert_eq!(deleted.code, 200, "{}", deleted.body);
-        assert_eq!(server.get(&path).await.code, 404);
-    }
-    let events = server.watch(&format!("{PODS}?resourceVersion={since}")).await;
-    for name in ["pending", "bound"] {
-        let mut own: Vec<_> =
-            events.iter().filter(|event| event["object"]["metadata"]["name"] == name).collect();
-        let last = own.split_off(own.len() - 2);
-        let types = last.iter().map(|event| event["type"].as_str().unwrap()).collect::<Vec<_>>();
-        assert_eq!(types, ["MODIFIED", "DELETED"], "{name}");
-        let [marked, removed] = [&last[0]["object"]["metadata"], &last[1]["object"]["metadata"]];
-        for metadata in [marked, removed] {
-            assert_eq!(metadata["deletionGracePeriodSeconds"], 0, "{name}");
-            assert_eq!(metadata["deletionTimestamp"], marked["deletionTimestamp"], "{name}");
-        }
-        assert_ne!(marked["resourceVersion"], removed["resourceVersion"], "{name}");
-        let before = own.iter().all(|event| event["object"]["metadata"]["deletionTimestamp"].is_null());
-        assert!(before && marked["deletionTimestamp"].is_string(), "{name}: {events:?}");
-    }
-}
