@@ -24,12 +24,14 @@ use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
-use serde_json::{Map, Value, json, value::to_raw_value};
+use serde_json::{
+    Map, Value, json,
+    value::{RawValue, to_raw_value},
+};
 
 use crate::{
     authn::User,
     authz::{Decision as AuthorizationDecision, Verdict},
-    body,
     error::ApiError,
     object_meta::metadata_mut,
     reply::{Body, Reply},
@@ -227,32 +229,34 @@ impl Record {
         self.annotate("authorization.k8s.io/reason", &*decision.reason);
     }
 
-    /// Records the object of the request, and completes the object reference.
-    ///
-    /// # Errors
-    /// The body is slow, and too many requests wait for a slot.
-    pub(crate) async fn receive_object(
-        &self,
-        info: &RequestInfo,
-        headers: &HeaderMap,
-        body: &Bytes,
-    ) -> Result<(), ApiError> {
+    /// Records the object or the patch of the request, and completes the object reference. Handlers call this when they
+    /// have parsed the body, as upstream, so that a slow body waits for only one slot.
+    pub(crate) fn receive_object(&self, info: &RequestInfo, object: &Value) {
         let is_recorded = self.has_request_object();
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
         let is_unnamed = info.verb == "create" && has_no_name;
-        if body.is_empty() || !(is_recorded || is_unnamed) {
-            return Ok(());
+        if !(is_recorded || is_unnamed) {
+            return;
         }
-        let Some(mut object) = body::parse_recorded(headers, body).await? else { return Ok(()) };
+        // The text is made before the event is locked.
+        let text = is_recorded.then(|| self.recorded_text(object));
         let mut event = self.event();
         if let Some(reference) = &mut event.object_ref {
-            complete(reference, &object);
+            complete(reference, object);
         }
-        if is_recorded {
-            self.omit_managed_fields(&mut object);
-            event.request_object = to_raw_value(&object).ok();
+        if let Some(text) = text {
+            event.request_object = text;
         }
-        Ok(())
+    }
+
+    /// The text of the object of a request.
+    fn recorded_text(&self, object: &Value) -> Option<Box<RawValue>> {
+        if !self.decision.omit_managed_fields {
+            return to_raw_value(object).ok();
+        }
+        let mut object = object.clone();
+        self.omit_managed_fields(&mut object);
+        to_raw_value(&object).ok()
     }
 
     /// Records the response. The response of a long-running request is recorded a second time at its end.

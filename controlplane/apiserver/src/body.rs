@@ -139,14 +139,17 @@ fn make_room(text: &mut Vec<u8>, additional: usize) {
 }
 
 /// Decodes a body as an object of an expected kind. Returns the object and warnings. A slow body waits for a slot.
+/// `record` gets the object as the client has sent it.
 pub(crate) async fn decode(
     headers: &HeaderMap,
     bytes: &Bytes,
     expected: &Expected<'_>,
     validation: FieldValidation,
+    record: impl FnOnce(&Value),
 ) -> Result<(Value, Vec<String>)> {
     let decoded = || {
         let mut parsed = tree(headers, bytes).map_err(|error| unrecognized(error, expected.kind, bytes))?;
+        record(&parsed.value);
         if parsed.value.is_null() {
             // As in Go, null decodes to an object without fields.
             parsed.value = Value::Object(Map::new());
@@ -158,7 +161,7 @@ pub(crate) async fn decode(
 
 /// Whether the parsing of a body may take so long that it must not run on an async worker.
 fn is_slow(headers: &HeaderMap, bytes: &[u8]) -> bool {
-    let is_yaml = || matches!(media::body_type(headers), Ok(BodyType::Yaml | BodyType::ApplyPatch));
+    let is_yaml = || matches!(media::body_type(headers), Ok(BodyType::Yaml));
     bytes.len() > MIN_OFFLOADED_BYTES || (is_yaml() && yaml::is_slow(bytes))
 }
 
@@ -183,24 +186,10 @@ fn unrecognized(mut error: ApiError, kind: &str, body: &[u8]) -> ApiError {
     error
 }
 
-/// Parses a body without a check of its type. A slow body waits for a slot.
-pub(crate) async fn parse(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
-    offload::run_body(is_slow(headers, bytes), || tree(headers, bytes)).await?
-}
-
-/// Parses a body that is recorded: an object or a patch. A slow body waits for a slot.
-///
-/// # Errors
-/// Too many requests wait for a slot.
-pub(crate) async fn parse_recorded(headers: &HeaderMap, bytes: &Bytes) -> Result<Option<Value>> {
-    let parsed = || match media::body_type(headers).ok()? {
-        BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(tree(headers, bytes).ok()?.value),
-        BodyType::ApplyPatch => Some(yaml::parse(bytes).ok()?.value),
-        BodyType::JsonPatch | BodyType::MergePatch | BodyType::StrategicPatch => {
-            serde_json::from_slice(bytes).ok()
-        }
-    };
-    offload::run_body(is_slow(headers, bytes), parsed).await
+/// Parses a body without a check of its type. A slow body waits for a slot. `record` gets the parsed value.
+pub(crate) async fn parse(headers: &HeaderMap, bytes: &Bytes, record: impl FnOnce(&Value)) -> Result<Parsed> {
+    let parsed = || tree(headers, bytes).inspect(|parsed| record(&parsed.value));
+    offload::run_body(is_slow(headers, bytes), parsed).await?
 }
 
 fn tree(headers: &HeaderMap, bytes: &Bytes) -> Result<Parsed> {
@@ -318,30 +307,28 @@ mod tests {
         let config_map = json!({"metadata": {"name": "a"}, "data": {"a": "x".repeat(MIN_OFFLOADED_BYTES)}});
         let long = of("application/json", config_map.to_string());
         let nested = of("application/yaml", "[".repeat(4_000));
-        let applied = of("application/apply-patch+yaml", "[".repeat(4_000));
         let short = of("application/yaml", "metadata: {name: a}".to_owned());
+        let json = json!({"metadata": {"name": "a"}, "data": {"a": "[".repeat(4_000)}});
+        let bracketed = of("application/yaml", json.to_string());
         let parsed = async |(headers, bytes): &(HeaderMap, Bytes)| {
-            let parsed = request_owner::scope("body-eve".into(), parse(headers, bytes)).await;
+            let parsed = request_owner::scope("body-eve".into(), parse(headers, bytes, |_| ())).await;
             parsed.err().map_or(200, |error| error.code)
         };
         let decoded = async |(headers, bytes): &(HeaderMap, Bytes)| {
             let expected = Expected::defined("v1", "ConfigMap", "io.k8s.api.core.v1.ConfigMap");
-            let decoded = decode(headers, bytes, &expected, FieldValidation::Strict);
+            let decoded = decode(headers, bytes, &expected, FieldValidation::Strict, |_| ());
             let decoded = request_owner::scope("body-eve".into(), decoded).await;
             decoded.err().map_or(200, |error| error.code)
         };
-        let recorded = async |(headers, bytes): &(HeaderMap, Bytes)| {
-            let recorded = request_owner::scope("body-eve".into(), parse_recorded(headers, bytes)).await;
-            recorded.err().map_or(200, |error| error.code)
-        };
         let occupied = offload::occupy_bodies("body-eve").await;
         for body in [&long, &nested] {
-            assert_eq!([parsed(body).await, decoded(body).await, recorded(body).await], [429; 3]);
+            assert_eq!([parsed(body).await, decoded(body).await], [429; 2]);
         }
-        assert_eq!(recorded(&applied).await, 429);
-        assert_eq!([parsed(&short).await, decoded(&short).await, recorded(&short).await], [200; 3]);
+        for body in [&short, &bracketed] {
+            assert_eq!([parsed(body).await, decoded(body).await], [200; 2]);
+        }
         drop(occupied);
-        assert_eq!([parsed(&long).await, decoded(&long).await, recorded(&long).await], [200; 3]);
-        assert_eq!([parsed(&nested).await, decoded(&nested).await, recorded(&nested).await], [400, 400, 200]);
+        assert_eq!([parsed(&long).await, decoded(&long).await], [200; 2]);
+        assert_eq!([parsed(&nested).await, decoded(&nested).await], [400; 2]);
     }
 }

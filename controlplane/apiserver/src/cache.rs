@@ -273,16 +273,17 @@ impl Cache {
     /// changes, no timer runs.
     async fn remove_old_changes(&self) {
         loop {
-            self.bursts.notified().await;
+            // The notification is not enough: this future may have been dropped after it, when the watch of the store
+            // was lost.
+            if !self.all().iter().any(|one| one.lock().is_above_usual_limits()) {
+                self.bursts.notified().await;
+            }
             tokio::time::sleep(collection::RECENT / 2).await;
             let now = Instant::now();
             for collection in self.all() {
                 let mut objects = collection.lock();
                 if objects.is_above_usual_limits() {
                     objects.remove_old_changes(now);
-                }
-                if objects.is_above_usual_limits() {
-                    self.bursts.notify_one();
                 }
             }
         }

@@ -106,12 +106,20 @@ impl Call {
 
     /// Decodes the body as an object of an expected kind. Returns the object and warnings.
     pub(crate) async fn decode(&self, expected: &Expected<'_>) -> Result<(Value, Vec<String>)> {
-        body::decode(&self.headers, &self.body, expected, self.validation()?).await
+        let record = |sent: &Value| self.record_object(sent);
+        body::decode(&self.headers, &self.body, expected, self.validation()?, record).await
     }
 
     /// Parses the body without a check of its type.
     pub(crate) async fn parse(&self) -> Result<Parsed> {
-        body::parse(&self.headers, &self.body).await
+        body::parse(&self.headers, &self.body, |sent| self.record_object(sent)).await
+    }
+
+    /// Records the parsed body in the audit event, if the audit policy requires it.
+    pub(crate) fn record_object(&self, sent: &Value) {
+        if let Some(record) = &self.audit {
+            record.receive_object(&self.info, sent);
+        }
     }
 
     /// Adds the warnings about a valid object of the call's own kind. `old` is the stored object of an update.

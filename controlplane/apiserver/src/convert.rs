@@ -75,6 +75,17 @@ pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     convert_one(to, to.convert.as_deref(), value).await
 }
 
+/// Whether the conversion of an object to the version of `to` waits for a webhook.
+pub(crate) fn waits(to: &Resource, object: &Object) -> bool {
+    object.api_version() != to.api_version() && calls_webhook(to)
+}
+
+/// Converts like [`value`], but does not wait. It fails if the conversion [waits](waits).
+pub(crate) fn value_at_once(to: &Resource, stored: Value) -> Result<Value> {
+    let failed = || Err(ApiError::internal("the conversion of the object waits for a webhook"));
+    value(to, stored).now_or_never().unwrap_or_else(failed)
+}
+
 /// Converts an object between two versions of a resource. For the stored version, the conversion of `from` takes
 /// precedence: the stored version may have no conversion of its own.
 pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Result<Value> {

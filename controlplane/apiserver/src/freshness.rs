@@ -16,6 +16,7 @@ use crate::{
     error::{ApiError, Result},
     in_flight::is_long_running,
     request::{RequestInfo, parse_revision},
+    waits,
 };
 
 /// Maximum duration of the query for the store's newest revision.
@@ -33,7 +34,8 @@ const RETRY_SECONDS: u64 = 1;
 /// Maximum time that service account tokens and bootstrap tokens are accepted while the store does not respond.
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
-/// Waits until the cache is current enough for a request.
+/// Waits until the cache is current enough for a request. A request that waits for a long time gives its seats back:
+/// while etcd does not respond, the reads that need it would otherwise leave no seats for reads that do not.
 ///
 /// # Errors
 /// `Timeout` if the cache does not become current in time, and the request is a read that must not be older.
@@ -55,8 +57,16 @@ pub(crate) async fn wait(
     if !must_be_current && matches!(store.health(), Health::Failed(_)) {
         return Ok(());
     }
-    let newest = tokio::time::timeout(REVISION_TIMEOUT, store.revision()).await;
-    let is_current = match newest {
+    let is_current = waits::without_seats(becomes_current(store, cache)).await;
+    match is_current || !must_be_current {
+        true => Ok(()),
+        false => Err(ApiError::timeout(NOT_CURRENT, RETRY_SECONDS)),
+    }
+}
+
+/// Waits until the cache has all commits that were acknowledged before this call. Returns false after a timeout.
+async fn becomes_current(store: &dyn Store, cache: &Cache) -> bool {
+    match tokio::time::timeout(REVISION_TIMEOUT, store.revision()).await {
         // A cache that does not reach the revision in time has lost its watch.
         Ok(Ok(newest)) => {
             matches!(tokio::time::timeout(CACHE_TIMEOUT, cache.reach(newest)).await, Ok(Ok(())))
@@ -65,10 +75,6 @@ pub(crate) async fn wait(
             tracing::debug!(?failed, "cannot read the newest revision");
             false
         }
-    };
-    match is_current || !must_be_current {
-        true => Ok(()),
-        false => Err(ApiError::timeout(NOT_CURRENT, RETRY_SECONDS)),
     }
 }
 

@@ -109,6 +109,7 @@ mod web_socket;
 mod webhook_client;
 mod webhook_connections;
 mod write;
+mod write_turns;
 
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;

@@ -104,6 +104,12 @@ impl LongWork {
         Ok(WaitingRequest { work: self, owner })
     }
 
+    /// Number of waiting requests of an owner.
+    #[cfg(test)]
+    pub(crate) fn count_waiting(&self, owner: &str) -> usize {
+        self.lock().owners.get(owner).copied().unwrap_or_default()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,12 +2,13 @@
 //!
 //! | function | for | waits |
 //! |---|---|---|
-//! | [`run_body`] | parsing of bodies, patches: up to tenths of a second, and much memory | without a thread |
+//! | [`run_body`], [`body_slot`] | parsing of bodies, patches: tenths of a second, and much memory | without a thread |
 //! | [`run_long`] | functions that may take seconds | without a thread |
 //! | [`run`] | work in linear time on an object or a response: tens of milliseconds for megabytes | on a thread |
 //!
-//! The first two have slots, and one user gets only one slot of each. If too many requests wait for a slot, further
-//! ones are refused. Such a function never runs on an async worker: a few of them would stop all other tasks.
+//! The functions of the first two rows have slots, and one user gets only one slot of each. If too many requests wait
+//! for a slot, further ones are refused. Such a function never runs on an async worker: a few of them would stop all
+//! other tasks.
 //!
 //! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left
 //! for other tasks. So the number of functions that wait on a thread is limited. Further functions of [`run`] run on
@@ -19,7 +20,7 @@ use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{error::Result, long_work::LongWork, request_owner};
+use crate::{error::Result, large_requests::LargeRequestPermit, long_work::LongWork, request_owner};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
@@ -55,6 +56,12 @@ struct OffloadPermit;
 /// Marks the thread of a long function.
 struct Marked;
 
+/// The slot of one function. A task must not wait for a second slot while it has one: the slots could then all belong
+/// to tasks that wait.
+pub(crate) struct Slot {
+    _permit: LargeRequestPermit,
+}
+
 /// Runs a function that takes linear time. A heavy function waits for a permit, unless too many functions wait. A
 /// nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
@@ -86,16 +93,28 @@ pub(crate) async fn run_body<T>(is_slow: bool, work: impl FnOnce() -> T) -> Resu
     run_in_slot(&BODIES, is_slow, work).await
 }
 
-async fn run_in_slot<T>(slots: &LongWork, is_slow: bool, work: impl FnOnce() -> T) -> Result<T> {
+/// Waits for the slot of a slow function on the body of a request. The caller then reads the input of the function, so
+/// that the input is current, and takes no memory during the wait. `None` if the function may run on its async worker.
+///
+/// # Errors
+/// Too many requests of the owner, or of all owners, wait for a slot.
+pub(crate) async fn body_slot(is_slow: bool) -> Result<Option<Slot>> {
+    slot(&BODIES, is_slow).await
+}
+
+async fn slot(slots: &LongWork, is_slow: bool) -> Result<Option<Slot>> {
     if !must_leave_worker(is_slow) {
-        return Ok(work());
+        return Ok(None);
     }
-    let _slot = slots.enter(&request_owner::current()).await?;
-    Ok(tokio::task::block_in_place(|| {
-        IS_OFFLOADED.set(true);
-        let _marked = Marked;
-        work()
-    }))
+    let permit = slots.enter(&request_owner::current()).await?;
+    Ok(Some(Slot { _permit: permit }))
+}
+
+async fn run_in_slot<T>(slots: &LongWork, is_slow: bool, work: impl FnOnce() -> T) -> Result<T> {
+    Ok(match slot(slots, is_slow).await? {
+        Some(slot) => slot.run(work),
+        None => work(),
+    })
 }
 
 /// Makes the server refuse the long functions of an owner, until the result is dropped.
@@ -108,6 +127,12 @@ pub(crate) async fn occupy(owner: &'static str) -> impl Sized {
 #[cfg(test)]
 pub(crate) async fn occupy_bodies(owner: &'static str) -> impl Sized {
     BODIES.occupy(owner).await
+}
+
+/// Number of requests of an owner that wait for the slot of a function on a body.
+#[cfg(test)]
+pub(crate) fn waiting_bodies(owner: &str) -> usize {
+    BODIES.count_waiting(owner)
 }
 
 /// Runs a function of a caller that may hold locks. The function does not wait for a permit, because functions with a
@@ -167,6 +192,19 @@ impl Gate {
         jobs.running += 1;
         IS_OFFLOADED.set(true);
         OffloadPermit
+    }
+}
+
+// === impl Slot ===
+
+impl Slot {
+    /// Runs the function of the slot.
+    pub(crate) fn run<T>(self, work: impl FnOnce() -> T) -> T {
+        tokio::task::block_in_place(|| {
+            IS_OFFLOADED.set(true);
+            let _marked = Marked;
+            work()
+        })
     }
 }
 

@@ -314,7 +314,7 @@ impl Apiserver {
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
         let requester = request_seats::Requester { user: &user, info: &info };
         let authorization = route::authorize(state, &question, &method, record.as_deref());
-        request_seats::authorize(state, requester, seats, authorization).await?;
+        request_seats::wait(state, requester, seats, authorization).await?;
         if let Some(remote) = aggregated::server_of(state, &info) {
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
@@ -336,16 +336,13 @@ impl Apiserver {
             _ => ((method != Method::GET).then_some(body), reply::full("")),
         };
         let body = request_seats::receive(state, received, &mut memory, requester, seats).await?;
-        freshness::wait(&*state.store, &state.cache, &info, &kind).await?;
+        let current = freshness::wait(&*state.store, &state.cache, &info, &kind);
+        request_seats::wait(state, requester, seats, current).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
-        if let Some(record) = &call.audit {
-            let received = record.receive_object(&call.info, &call.headers, &call.body);
-            waits::holding(seats, received).await?;
-            if call.kind.deprecation.is_some() {
-                record.annotate("k8s.io/deprecated", "true");
-            }
+        if let Some(record) = call.audit.as_ref().filter(|_| call.kind.deprecation.is_some()) {
+            record.annotate("k8s.io/deprecated", "true");
         }
         route::check_readable(&call)?;
         let permit = if is_exempt { None } else { request_seats::permit_of(&call, seats).await };

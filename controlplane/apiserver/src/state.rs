@@ -27,6 +27,7 @@ use crate::{
     registry::Registry,
     store_probe::StoreMonitor,
     usage_samples::Samples,
+    write_turns::WriteTurns,
 };
 
 /// The services of a server. Handlers and the write pipeline use them. No service depends on this type.
@@ -42,6 +43,8 @@ pub(crate) struct State {
     pub(crate) allocator: Allocator,
     /// Locked while a request is checked against quotas and committed.
     pub(crate) quota_locks: Locks,
+    /// Turns of the retries of writes.
+    pub(crate) write_turns: WriteTurns,
     pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) large_requests: LargeRequests,

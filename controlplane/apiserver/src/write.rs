@@ -16,6 +16,7 @@
 //! | commit | [`commit`]: the stored version; returns after the watch cache has the commit |
 //! | initialize | `initialization`: a create waits for the initializers of its object, if there are any |
 
+mod change;
 mod encoded;
 mod identity;
 pub(crate) mod initialization;
@@ -31,6 +32,7 @@ use coracle_store::{Expect, Guard};
 use futures::future::BoxFuture;
 use serde_json::Value;
 
+use self::change::{Changed, changed};
 use self::encoded::commit_encoded;
 use self::identity::{Identity, fingerprint, keep_identity};
 use self::preparation::{put_managed_fields, set_defaults};
@@ -212,7 +214,8 @@ fn stamp_new(object: &mut Value, writer: Writer) {
 }
 
 /// Changes an object. `change` makes the new state from the current state; it is called again after a conflict with
-/// another write.
+/// another write. Upstream retries until the request times out. Here, each retry waits for its turn among the retries
+/// of the object, so few retries are enough, and they cost no more than the changes.
 pub(crate) async fn update(
     call: &Call,
     name: &str,
@@ -221,15 +224,12 @@ pub(crate) async fn update(
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
-    for _ in 0..RETRIES {
-        let current = call.current(name)?;
-        let is_large = current.is_large() || call.has_large_body();
-        let stored = offload::run(is_large, || current.value());
-        let mut old = convert::value(kind, stored).await?;
-        // Other versions of this server stored fields that the canonical form omits or that this version does not have.
-        let has_unknown = kind.strategy().canonical_stored(&mut old);
-        let is_slow = is_large || call.has_json_patch();
-        let new = offload::run_body(is_slow, || change(&old)).await??;
+    let mut turn = None;
+    for attempt in 0..RETRIES {
+        if attempt > 0 && turn.is_none() {
+            turn = call.state.write_turns.enter(&key_of(kind, call.namespace(), name)).await;
+        }
+        let Changed { current, old, has_unknown, new, is_large } = changed(call, name, &mut change).await?;
         let old_object = OldObject { value: &old, is_large };
         let (new, reserved) = prepared(call, part, writer, old_object, new).await?;
         // An object that is stored in another API version, with unknown fields, or encrypted with an earlier key, is

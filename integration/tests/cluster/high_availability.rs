@@ -159,10 +159,14 @@ fn two_control_planes_share_an_etcd_and_either_may_be_killed() {
         drop(server);
         let cached = "/apis/apps/v1/namespaces/default/deployments/third?resourceVersion=0";
         assert!(one.succeeds(&["get", "--raw", cached]), "no response from the cache without etcd");
-        for command in [["get", "deployment", "third"], ["create", "configmap", "refused"]] {
-            let refused = one.kubectl.try_kubectl(&command);
+        // Without a time limit, kubectl repeats the read for up to 30 seconds, because the response has `Retry-After`.
+        let current = "/apis/apps/v1/namespaces/default/deployments/third";
+        let read = ["get", "--raw", current, "--request-timeout=5s", "-v=6"];
+        let create = ["create", "configmap", "refused"];
+        for (command, reason) in [(&read[..], "504 Gateway Timeout"), (&create[..], "etcd")] {
+            let refused = one.kubectl.try_kubectl(command);
             let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-            assert!(!refused.status.success() && message.contains("etcd"), "{command:?}: {message}");
+            assert!(!refused.status.success() && message.contains(reason), "{command:?}: {message}");
         }
         eventually("the readiness to fail", 10, || !one.succeeds(&["get", "--raw", "/readyz"]));
         // The result of the last probe of etcd counts for a second.

@@ -78,9 +78,17 @@ fn may_begin_token(byte: u8) -> bool {
     is_indicator || matches!(byte, b'\n' | b'\r' | 0xC2 | 0xE2 | 0xEF)
 }
 
-/// Whether a document may take so long that it must not be parsed on an async worker.
+/// Whether a document may take so long that it must not be parsed on an async worker. The caller has checked that the
+/// document is short, because this function takes as long as the parsing of JSON.
 pub(crate) fn is_slow(bytes: &[u8]) -> bool {
-    steps(bytes) > MAX_INLINE_STEPS
+    steps(bytes) > MAX_INLINE_STEPS && !is_json(bytes)
+}
+
+/// Whether [`parse`] and [`first_duplicate`] parse a document as JSON only. A parser that accepts more than
+/// [`schema::parse_json`], such as one that ignores the values, would let YAML pass.
+fn is_json(bytes: &[u8]) -> bool {
+    let parsed = bytes.trim_ascii_start().starts_with(b"{").then(|| schema::parse_json(bytes));
+    matches!(parsed, Some(Ok(parsed)) if parsed.duplicates.is_empty())
 }
 
 fn parse_tree(bytes: &[u8]) -> Result<Parsed> {
@@ -312,6 +320,28 @@ mod tests {
         assert!(is_slow("[".repeat(724).as_bytes()));
         assert!(!is_slow("[".repeat(723).as_bytes()));
         assert!(!is_slow("a: [1]\n".repeat(300).as_bytes()));
+    }
+
+    #[test]
+    fn only_documents_that_are_parsed_as_json_may_have_many_brackets() {
+        let list = vec!["[]"; 1_000].join(",");
+        let of = |start: &str, end: &str| format!("{start}[{list}]{end}");
+        let is_fast = |start: &str, end: &str| !is_slow(of(start, end).as_bytes());
+        assert!(is_fast("{\"a\": ", "}") && is_fast(" \n{\"a\": ", "}"));
+        assert!(is_fast("{\"a\": 1, \"b\": ", "}"));
+        for (start, end) in [
+            ("", ""),
+            ("{a: ", "}"),
+            ("{\"a\": ", ""),
+            ("{\"a\": ", "} # JSON has no comments"),
+            // Parsers that ignore values accept these two.
+            ("{\"b\": 1e999, \"a\": ", "}"),
+            ("{\"b\": \"\\ud800\", \"a\": ", "}"),
+            // The line of a duplicate key comes from the parser of YAML.
+            ("{\"a\": 1, \"a\": ", "}"),
+        ] {
+            assert!(!is_fast(start, end), "{start}");
+        }
     }
 
     #[test]

@@ -50,6 +50,7 @@ use crate::{
     store_probe::StoreMonitor,
     usage_history::UsageHistory,
     usage_samples::Samples,
+    write_turns::WriteTurns,
 };
 
 impl Apiserver {
@@ -179,8 +180,7 @@ fn state(
     shutdown: CancellationToken,
 ) -> Result<Arc<State>, OpenError> {
     let (plugins, browsers) = (plugins(&config)?, browsers(&config.options)?);
-    let usage_history = usage_history(&config);
-    let auditor = config.audit.map(open_audit).transpose()?;
+    let (usage_history, auditor) = (usage_history(&config), config.audit.map(open_audit).transpose()?);
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
     let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
@@ -213,6 +213,7 @@ fn state(
         remotes: Remotes::default(),
         merged: Arc::<Merged>::default(),
         quota_locks: Locks::default(),
+        write_turns: WriteTurns::default(),
         in_flight,
         large_requests: LargeRequests::default(),
         flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),

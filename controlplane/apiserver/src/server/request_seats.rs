@@ -60,16 +60,16 @@ pub(super) fn source(extensions: &Extensions) -> Arc<str> {
     permit.map_or_else(|| "".into(), |permit| format!("source:{}", permit.source()).into())
 }
 
-/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it
-/// waits for seats again.
-pub(super) async fn authorize(
+/// Runs a wait at the start of a request: for its authorization, or for a current cache. While the request waits for
+/// another server for a long time it gives its seats back. After the wait it waits for seats again.
+pub(super) async fn wait(
     state: &State,
     requester: Requester<'_>,
     seats: &mut Option<Seats>,
-    authorization: impl Future<Output = Result<()>>,
+    wait: impl Future<Output = Result<()>>,
 ) -> Result<()> {
     let had_seats = seats.is_some();
-    waits::holding(seats, authorization).await?;
+    waits::holding(seats, wait).await?;
     if had_seats && seats.is_none() {
         *seats = enter_again(state, requester).await?;
     }

@@ -98,6 +98,7 @@ async fn apply(call: &Call) -> Result<Reply> {
 fn config(call: &Call) -> Result<(Value, Option<i64>)> {
     let mut parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
+    call.record_object(&parsed.value);
     parsed.duplicates.clear();
     if !parsed.value["metadata"]["managedFields"].is_null() {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));

@@ -107,6 +107,7 @@ pub(crate) fn same_type(config: &Value, api_version: &str, kind: &str) -> Result
 fn config(call: &Call) -> Result<Configuration> {
     let mut parsed: Parsed = body::parse_yaml(&call.body)
         .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {}", error.message)))?;
+    call.record_object(&parsed.value);
     if !parsed.value["metadata"]["managedFields"].is_null() {
         return Err(ApiError::bad_request("metadata.managedFields must be nil"));
     }

@@ -84,7 +84,8 @@ pub(crate) async fn read(call: &Call) -> Result<Patch> {
             return Err(ApiError::unknown_body(PATCH_TYPES));
         }
     };
-    let parsed = offload::run_body(call.has_large_body(), || schema::parse_json(&call.body)).await?;
+    let parsed = || schema::parse_json(&call.body).inspect(|parsed| call.record_object(&parsed.value));
+    let parsed = offload::run_body(call.has_large_body(), parsed).await?;
     let parsed = parsed.map_err(|error| {
         let why = match error {
             SchemaError::Syntax(why) => why,

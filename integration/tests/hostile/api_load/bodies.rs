@@ -45,7 +45,7 @@ fn many_slow_bodies_do_not_delay_other_clients() {
                 400 => "error converting YAML to JSON",
                 _ => "retry-after: 1",
             };
-            assert!([400, 429].contains(code) && answer.contains(text), "{answer}");
+            assert!([400, 429].contains(code) && answer.contains(text), "{code}: {answer}");
         }
     });
 }

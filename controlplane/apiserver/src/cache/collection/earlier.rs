@@ -14,11 +14,14 @@ impl Cache {
     /// Drops snapshots above their maximum age. While there are no snapshots, no timer runs.
     pub(in crate::cache) async fn drop_old_snapshots(&self) {
         loop {
-            self.snapshots_taken.notified().await;
+            // The notification is not enough: this future may have been dropped after it, when the watch of the store
+            // was lost.
+            if !self.all().iter().any(|one| one.lock().has_snapshots()) {
+                self.snapshots_taken.notified().await;
+            }
             tokio::time::sleep(LIFETIME / 2).await;
-            let remaining = self.all().iter().filter(|one| one.lock().drop_old_snapshots()).count();
-            if remaining > 0 {
-                self.snapshots_taken.notify_one();
+            for collection in self.all() {
+                collection.lock().drop_old_snapshots();
             }
         }
     }
@@ -45,10 +48,13 @@ impl Collection {
         true
     }
 
-    /// Drops snapshots above the maximum age. Returns whether there are others.
-    fn drop_old_snapshots(&mut self) -> bool {
-        self.snapshots.drop_old(&self.superseded);
+    fn has_snapshots(&self) -> bool {
         !self.snapshots.is_empty()
+    }
+
+    /// Drops snapshots above the maximum age.
+    fn drop_old_snapshots(&mut self) {
+        self.snapshots.drop_old(&self.superseded);
     }
 
     /// The objects under a prefix as they were at a revision, in key order, from the key `start` on.
@@ -150,6 +156,21 @@ mod tests {
         assert_eq!(states(&cache, 3), "a1 b2 c3");
         tokio::time::sleep(LIFETIME).await;
         assert_eq!((states(&cache, 3).as_str(), bytes(&cache)), ("", 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn snapshots_are_dropped_after_the_watch_of_the_store_is_lost() {
+        let cache = Cache::new(0);
+        change(&cache, "a", 1, Some(1000));
+        snapshot(&cache, "ns", 1, "bob");
+        change(&cache, "a", 2, None);
+        fill_history(&cache, 2).await;
+        assert!(bytes(&cache) > 0);
+        // The first future is dropped during its sleep.
+        for duration in [LIFETIME / 4, LIFETIME * 2] {
+            assert!(tokio::time::timeout(duration, cache.drop_old_snapshots()).await.is_err());
+        }
+        assert_eq!(bytes(&cache), 0);
     }
 
     #[tokio::test(start_paused = true)]

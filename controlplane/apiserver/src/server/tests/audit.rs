@@ -258,6 +258,42 @@ async fn bodies_of_proxied_requests_are_not_recorded() {
 }
 
 #[tokio::test]
+async fn each_kind_of_body_is_recorded() {
+    let server = with_rules("[{level: Request, omitManagedFields: true}]").await;
+    let yaml = "metadata: {name: a, managedFields: []}\ndata: {a: yaml}\nmore: 1\n";
+    let request = Request::post(CONFIG_MAPS).header("content-type", "application/yaml");
+    assert_eq!(server.send(admin(), request.body(Full::from(yaml)).unwrap()).await.code, 201);
+    let sent = json!({"metadata": {"name": "a"}, "data": {"a": "yaml"}, "more": 1});
+    assert_eq!(events(&server, CONFIG_MAPS, 1).await[0]["requestObject"], sent, "with its unknown fields");
+
+    let scale = "/apis/apps/v1/namespaces/default/deployments/none/scale";
+    let applied = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}});
+    let applied_scale = json!({"apiVersion": "autoscaling/v1", "kind": "Scale", "spec": {"replicas": 1}});
+    for (at, (method, path, media, body)) in [
+        ("PUT", "configmaps/a", "json", config_map("a", json!({}))),
+        ("PATCH", "configmaps/a", "json-patch+json", json!([{"op": "remove", "path": "/data"}])),
+        ("PATCH", "configmaps/a", "merge-patch+json", json!({"data": {"a": "b"}})),
+        ("PATCH", "configmaps/a", "strategic-merge-patch+json", json!({"data": null})),
+        ("PATCH", "configmaps/a", "apply-patch+yaml", applied),
+        ("DELETE", "configmaps/a", "json", json!({"gracePeriodSeconds": 0, "other": 1})),
+        ("DELETE", "configmaps", "json", json!({"propagationPolicy": "Orphan"})),
+        ("POST", "pods/none/eviction", "json", json!({"metadata": {"name": "none"}})),
+        ("PATCH", scale, "apply-patch+yaml", applied_scale),
+        ("PATCH", scale, "merge-patch+json", json!({"spec": {"replicas": 3}})),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let prefix = if path.starts_with('/') { "" } else { "/api/v1/namespaces/default/" };
+        // The field manager distinguishes the events.
+        let path = format!("{prefix}{path}?fieldManager=m{at}");
+        let answer = server.call(method, &path, &format!("application/{media}"), Some(body.clone())).await;
+        let event = &events(&server, &path, 1).await[0];
+        assert_eq!(event["requestObject"], body, "{method} {path}: {}", answer.body);
+    }
+}
+
+#[tokio::test]
 async fn refusals_are_recorded_and_impersonated_users_are_named() {
     let server = with_rules("[{level: None, users: [quiet]}, {level: Metadata}]").await;
     let request = || Request::get("/api/v1/nodes").body(Full::<Bytes>::default()).unwrap();

@@ -402,8 +402,8 @@ async fn a_webhook_converts_between_versions() {
 
 type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
 
-/// A store that a test can break. While it is broken, it does not list custom resources, and responds to no probe and
-/// no query for the newest revision.
+/// A store that a test can break. While it is broken, it does not list custom resources, and refuses probes and queries
+/// for the newest revision. While it is also full, it does not respond to these queries.
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,
@@ -443,6 +443,9 @@ impl Store for Breakable {
 
     fn revision(&self) -> Stored<'_, u64> {
         if self.is_broken.load(Ordering::SeqCst) {
+            if self.is_full.load(Ordering::SeqCst) {
+                return Box::pin(std::future::pending());
+            }
             let error = coracle_store::Error::Unavailable { detail: "a test".to_owned() };
             return Box::pin(async { Err(error) });
         }

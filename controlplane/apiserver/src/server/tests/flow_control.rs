@@ -1,11 +1,14 @@
 //! Priority and fairness.
 
-use std::convert::Infallible;
+use std::{
+    convert::Infallible,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use http_body::Frame;
 use http_body_util::StreamBody;
 
-use super::*;
+use super::{custom_resources::Breakable, *};
 use crate::in_flight::BodyMemory;
 
 const SCHEMAS: &str = "/apis/flowcontrol.apiserver.k8s.io/v1/flowschemas";
@@ -80,10 +83,31 @@ async fn a_slow_authorization_has_no_seats_and_waits_for_seats_at_its_end() {
             assert_eq!(in_use(), during, "{milliseconds} ms");
             Ok(())
         };
-        request_seats::authorize(state, requester, &mut seats, authorization).await.unwrap();
+        request_seats::wait(state, requester, &mut seats, authorization).await.unwrap();
         assert!(seats.is_some());
         assert_eq!(in_use(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_read_that_waits_for_etcd_has_no_seats() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let [is_broken, is_full] = [(); 2].map(|()| Arc::<AtomicBool>::default());
+    let store = Breakable { store, is_broken: is_broken.clone(), is_full: is_full.clone(), is_shared: true };
+    let server = Fixture { api: open_on(Arc::new(store), directory.path(), |_config| {}).await, directory };
+    let in_use =
+        || server.api.state.flow_control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+    let read = async || send(&server, "system:kube-scheduler", "/api/v1/nodes").await.status().as_u16();
+    eventually_async("the scheduler may read nodes", 10, async || read().await == 200).await;
+    for flag in [is_full, is_broken] {
+        flag.store(true, Ordering::SeqCst);
+    }
+    tokio::time::pause();
+    let mut reading = std::pin::pin!(read());
+    assert!(tokio::time::timeout(SLOW_CLIENT * 2, reading.as_mut()).await.is_err());
+    assert_eq!(in_use(), 0, "while etcd does not respond");
+    assert_eq!(reading.await, 504);
 }
 
 #[tokio::test]

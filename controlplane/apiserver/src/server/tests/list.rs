@@ -76,6 +76,7 @@ async fn without_etcd_only_watches_and_reads_of_a_known_or_any_age_are_answered(
         let refused = server.get(path).await;
         assert_eq!((refused.code, &refused.body["reason"]), (504, &json!("Timeout")), "{}", refused.body);
         assert_eq!(refused.headers["retry-after"], "1");
+        assert!(refused.body["message"].as_str().unwrap().contains("etcd"), "{}", refused.body);
         for known in ["0", revision] {
             assert_eq!(
                 server.get(&format!("{path}?resourceVersion={known}")).await.code,

@@ -8,23 +8,25 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 
 use super::*;
-use crate::offload;
+use crate::{cache::parses, offload};
 
-/// A user with all permissions, who is not exempt from limits.
+/// Users with all permissions, who are not exempt from limits. Tests that occupy the slots of one user have different
+/// users, because all tests share the slots.
 const EVE: &str = "load-eve";
+const ANN: &str = "load-ann";
 
 impl Fixture {
-    async fn by_eve(&self, [method, path, media]: [&str; 3], body: &str) -> Answer {
+    async fn by(&self, user: &str, [method, path, media]: [&str; 3], body: &str) -> Answer {
         let request = Request::builder().method(method).uri(path).header("content-type", media);
         let request = request.body(Full::new(Bytes::from(body.to_owned()))).unwrap();
-        self.send(User::new(EVE, &[]), request).await
+        self.send(User::new(user, &[]), request).await
     }
 
-    async fn permit_eve_everything(&self) {
+    async fn permit_everything(&self, user: &str) {
         let group = "rbac.authorization.k8s.io";
-        let binding = json!({"metadata": {"name": EVE},
+        let binding = json!({"metadata": {"name": user},
             "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": "cluster-admin"},
-            "subjects": [{"apiGroup": group, "kind": "User", "name": EVE}]});
+            "subjects": [{"apiGroup": group, "kind": "User", "name": user}]});
         let path = format!("/apis/{group}/v1/clusterrolebindings");
         assert_eq!(self.post(&path, binding).await.code, 201);
     }
@@ -33,7 +35,7 @@ impl Fixture {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_with_slow_bodies_are_refused_while_too_many_wait_for_a_slot() {
     let fixture = Fixture::new().await;
-    fixture.permit_eve_everything().await;
+    fixture.permit_everything(EVE).await;
     let pod =
         json!({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
     let deployment = json!({"metadata": {"name": "d"},
@@ -63,13 +65,59 @@ async fn requests_with_slow_bodies_are_refused_while_too_many_wait_for_a_slot() 
     ];
     for (request, body, code) in requests {
         let occupied = offload::occupy_bodies(EVE).await;
-        let refused = fixture.by_eve(request, &body).await;
+        let refused = fixture.by(EVE, request, &body).await;
         assert_eq!(refused.code, 429, "{request:?}: {}", refused.body);
         assert_eq!(refused.headers["retry-after"], "1");
         drop(occupied);
-        let answer = fixture.by_eve(request, &body).await;
+        let answer = fixture.by(EVE, request, &body).await;
         assert_eq!(answer.code, code, "{request:?}: {}", answer.body);
     }
+}
+
+/// In an earlier version, a patch read the object before it waited, and then got 409 from its commit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_patch_that_has_waited_for_its_slot_changes_the_current_object() {
+    let fixture = Fixture::new().await;
+    fixture.permit_everything(ANN).await;
+    assert_eq!(fixture.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let map = "/api/v1/namespaces/default/configmaps/a";
+    let patch = ["PATCH", map, "application/json-patch+json"];
+    // The authorizer parses the roles of the user at the first request.
+    assert_eq!(fixture.by(ANN, patch, "[]").await.code, 200);
+    let slot = request_owner::scope(ANN.into(), offload::body_slot(true)).await.unwrap();
+    assert!(slot.is_some(), "the patch does not wait");
+    let before = parses::so_far();
+    let operations = r#"[{"op": "test", "path": "/data/key", "value": "new"},
+        {"op": "add", "path": "/data/other", "value": "b"}]"#;
+    let patching = fixture.by(ANN, patch, operations);
+    let changing = async {
+        eventually_async("the patch to wait", 30, async || offload::waiting_bodies(ANN) == 1).await;
+        assert_eq!(parses::so_far(), before, "the waiting patch has a tree of the object in memory");
+        let changed = fixture.merge(map, json!({"data": {"key": "new"}})).await;
+        assert_eq!(changed.code, 200, "{}", changed.body);
+        drop(slot);
+    };
+    let (patched, ()) = tokio::join!(patching, changing);
+    assert_eq!(patched.code, 200, "{}", patched.body);
+    assert_eq!(patched.body["data"], json!({"key": "new", "other": "b"}));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_json_patches_of_an_object_all_succeed() {
+    let fixture = Fixture::new().await;
+    assert_eq!(fixture.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let map = format!("{CONFIG_MAPS}/a");
+    let patch = |number: usize| {
+        let operations = json!([{"op": "add", "path": format!("/data/k{number}"), "value": "v"}]);
+        let patching = fixture.call("PATCH", &map, "application/json-patch+json", Some(operations));
+        async move {
+            let patched = patching.await;
+            assert_eq!(patched.code, 200, "{}", patched.body);
+        }
+    };
+    futures::future::join_all((0..100).map(patch)).await;
+    let data = fixture.get(&map).await.body["data"].clone();
+    assert_eq!(data.as_object().unwrap().len(), 101, "{data}");
 }
 
 #[tokio::test]
