@@ -563,7 +563,7 @@ mod tests {
         });
     }
 
-    /// The task while it uses the stored [`policy`], and what the task needs.
+    /// The task while it uses the stored [`policy`], and a value that keeps its channels and directory.
     fn with_stored_policy() -> (NetworkPolicies, impl Sized) {
         let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
         let (recorder, events) = crate::event_recorder::channel(client.clone(), "here");

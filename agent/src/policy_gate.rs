@@ -158,7 +158,8 @@ impl PolicyGate {
         }
     }
 
-    /// Whether the first list of policies is on its way: the API server responds, and no request for the list has failed.
+    /// Whether the first list of policies is expected: the list has not arrived yet, the API server responds, and no
+    /// request for the list has failed.
     fn expects_list(&self) -> bool {
         !self.restricted.are_listed.load(Ordering::Acquire)
             && !self.restricted.is_failing()

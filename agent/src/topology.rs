@@ -72,8 +72,8 @@ pub(crate) trait HintProvider: Send + Sync {
     /// Releases all resources of a pod. Succeeds if the pod has no resources.
     fn release(&self, uid: &str);
 
-    /// Releases the resources of pods that are not on this node any more. `keep` says whether the pod with a uid is on
-    /// the node.
+    /// Releases the resources of pods that are not on this node any more. `keep` is true for the uid of a pod on the
+    /// node.
     fn retain(&self, keep: &dyn Fn(&str) -> bool);
 }
 

@@ -187,7 +187,7 @@ impl Shim {
         self.inner.process.pidfd()
     }
 
-    /// Prevents the reuse of the shim's pid while the guard lives. Only for a shim that this process has started.
+    /// Prevents the reuse of the shim's pid until the guard is dropped. Only for a shim that this process has started.
     pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         self.inner.process.keep_pid().await
     }

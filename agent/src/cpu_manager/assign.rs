@@ -161,7 +161,7 @@ impl<'a> Accumulator<'a> {
         self.free_in(level, part).len() == whole
     }
 
-    /// Takes the parts that are completely free and not larger than what is needed.
+    /// Takes the parts that are completely free and not larger than the number of needed CPUs.
     fn take_whole(&mut self, level: Level, parts: Vec<u32>) {
         let free: Vec<u32> = parts.into_iter().filter(|part| self.is_free(level, *part)).collect();
         for part in free {

@@ -49,7 +49,7 @@ const ALPHA: [&str; 2] = [BY_SOCKET, ACROSS_CORES];
 // === impl CpuOptions ===
 
 impl CpuOptions {
-    /// Parses the options. `has_alpha` says whether alpha options are enabled.
+    /// Parses the options. `has_alpha` is true if alpha options are enabled.
     ///
     /// # Errors
     /// A message for an unknown option, a value that is not a boolean, or options that exclude each other.

@@ -36,14 +36,14 @@ struct PeerResult {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Offload {
-    /// On, the default of new devices.
+    /// The offload is on, as in new devices.
     #[default]
     On,
-    /// Off: packets with offload were lost.
+    /// The offload is off, because packets with offload were lost.
     Off,
-    /// On: packets without offload were lost, too.
+    /// The offload is on, because packets without offload were lost, too.
     OnAlthoughLost,
-    /// Off: an administrator has switched it off, and it stays off.
+    /// An administrator has switched the offload off. It stays off.
     OffByAdministrator,
 }
 

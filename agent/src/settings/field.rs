@@ -32,7 +32,7 @@ pub(crate) enum DefaultValue {
 /// How a value is written in flags, environment and file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueKind {
-    /// One value.
+    /// A single value.
     Single,
     /// `true` or `false`; the flag alone means `true`.
     Switch,
@@ -63,7 +63,7 @@ impl Field {
         text.trim_end_matches('.').to_owned()
     }
 
-    /// The default value, or what an absent value means.
+    /// The default value, or the meaning of an absent value.
     pub(crate) fn default_text(&self) -> &'static str {
         match self.default {
             DefaultValue::Text(text) | DefaultValue::Unset(text) => text,

@@ -82,7 +82,7 @@ impl DiskShortages {
 // === impl Pace ===
 
 impl Pace {
-    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` says whether an image was
+    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` is true if an image was
     /// pulled at any time since its argument.
     pub(super) fn of(found: Found, has_pulled: impl Fn(Instant) -> bool) -> Option<Self> {
         let is_due = found.now >= found.due;

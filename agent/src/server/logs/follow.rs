@@ -105,7 +105,7 @@ struct Open {
 // === impl Reader ===
 
 impl Reader {
-    /// Opens the file with the first requested line. `is_cancelled` is asked during the search.
+    /// Opens the file with the first requested line. The search calls `is_cancelled`, and ends if the result is true.
     fn begin(log: PathBuf, options: &Options, is_cancelled: &dyn Fn() -> bool) -> Result<Reader, ReadError> {
         let all = files::all(&log);
         let (index, offset) = match options.tail {

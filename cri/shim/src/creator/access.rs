@@ -20,7 +20,7 @@ pub(super) enum Kind {
     Character,
 }
 
-/// One rule. An absent number matches every number.
+/// A device access rule. An absent number matches every number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) allow: bool,
