@@ -36,7 +36,10 @@ pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats
 /// Sends the heartbeats of a process without a node: one heartbeat after each burst of changes. Work that the changes
 /// caused, for example in the store, may end after the first release.
 #[cfg(feature = "controlplane")]
-pub(super) async fn heartbeat_after_changes<T>(mut changes: watch::Receiver<T>, heartbeats: watch::Sender<()>) {
+pub(super) async fn heartbeat_after_changes<T>(
+    mut changes: watch::Receiver<T>,
+    heartbeats: watch::Sender<()>,
+) {
     while changes.changed().await.is_ok() {
         while let Ok(Ok(())) = tokio::time::timeout(AFTER_CHANGES, changes.changed()).await {}
         heartbeats.send_replace(());
