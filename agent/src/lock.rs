@@ -200,13 +200,13 @@ mod tests {
         let mut command = Command::new(std::env::current_exe().expect("test"));
         command.args(["--exact", "lock::tests::holder", "--ignored", "--nocapture"]).env(DIRECTORY, dir);
         let mut holder = command.stdout(Stdio::piped()).spawn().expect("holder");
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut output = holder.stdout.take().expect("output");
-        while !said.contains("holds") {
+        while !printed.contains("holds") {
             let mut more = [0; 256];
             let len = output.read(&mut more).expect("read");
-            assert_ne!(len, 0, "{said}");
-            said.push_str(&String::from_utf8_lossy(&more[..len]));
+            assert_ne!(len, 0, "{printed}");
+            printed.push_str(&String::from_utf8_lossy(&more[..len]));
         }
         holder
     }

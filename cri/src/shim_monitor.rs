@@ -164,7 +164,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
             // This future and those below are boxed: each pod has a monitor, which mostly waits and must need little memory.
             Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
-        if matches!(shim.closed().await, Closed::Died) {
+        if matches!(shim.closed().await, Closed::Exited) {
             break;
         }
         report_lost_connection(&sandbox);

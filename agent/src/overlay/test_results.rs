@@ -92,8 +92,8 @@ impl TestResults {
                 (in_a_row(wrong, known.wrong), in_a_row(lost_offloaded, known.lost_offloaded));
             *known = PeerResult { paths, wrong, lost_offloaded };
         }
-        let suspect = self.peers.values().any(|peer| peer.lost_offloaded >= CONFIRMED);
-        let (next, switch) = match (suspect, self.offload) {
+        let is_confirmed = self.peers.values().any(|peer| peer.lost_offloaded >= CONFIRMED);
+        let (next, switch) = match (is_confirmed, self.offload) {
             (true, Offload::On) => (Offload::Off, Some(false)),
             (true, Offload::Off) => (Offload::OnAlthoughLost, Some(true)),
             (_, as_it_is) => (as_it_is, None),

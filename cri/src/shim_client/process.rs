@@ -103,7 +103,7 @@ impl Process {
     }
 
     /// Whether the process has ended, or ends within a second: its socket closes a moment before its end.
-    pub(super) async fn is_dying(&self) -> bool {
+    pub(super) async fn is_ending(&self) -> bool {
         let grace = std::time::Duration::from_secs(1);
         tokio::time::timeout(grace, self.ended()).await.is_ok()
     }
