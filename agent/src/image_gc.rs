@@ -78,7 +78,7 @@ struct PassTimer {
     delayed_until: Option<Instant>,
 }
 
-/// Why a pass did not free enough space.
+/// The reason why a pass did not free enough space.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error("the runtime failed: {0}")]

@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use coracle_images::Reference;
 
-/// Which images of the store need a verification of the pod's pull secrets: `imagePullCredentialsVerificationPolicy`.
+/// The policy for images of the store that need a verification of the pod's pull secrets:
+/// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {
     /// No image is verified: every pod may use every image of the store.

@@ -211,7 +211,7 @@ impl NetworkPolicies {
         self.restricted.explain(error.or_else(|| self.list_failure().map(str::to_owned)));
     }
 
-    /// Why a list that pods wait for is not complete, if a request for it failed.
+    /// The reason why a list that pods wait for is not complete, if a request for it failed.
     fn list_failure(&self) -> Option<&str> {
         let policies = self.policies.failure().or_else(|| self.cluster.failure());
         let peers = || self.peers.as_ref().and_then(Peers::failure);

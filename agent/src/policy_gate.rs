@@ -72,7 +72,7 @@ pub(crate) struct PolicyGate {
     restricted: Restricted,
     /// Health of the API server. Before its first response it counts as unreachable.
     health: ApiHealth,
-    /// When the first pod in a namespace without recorded policies began to wait.
+    /// Time at which the first pod in a namespace without recorded policies began to wait.
     first_wait: Arc<OnceLock<Instant>>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Restricted {
     record: PathBuf,
     /// None while there is no readable record: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
-    /// Why policies are not in the kernel, if the task of network policies has an error.
+    /// The reason why policies are not in the kernel, if the task of network policies has an error.
     cause: Arc<Mutex<Option<String>>>,
     /// Time of the last write, if it failed. The record on disk is then older than `namespaces`.
     failed: Arc<Mutex<Option<Instant>>>,

@@ -35,7 +35,7 @@ struct Times {
     pending: Option<Instant>,
     /// Start of the current transaction.
     started: Option<Instant>,
-    /// When the last change was committed.
+    /// Time of the last commit of a change.
     updated: Option<Timestamp>,
 }
 

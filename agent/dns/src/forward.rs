@@ -46,7 +46,7 @@ pub struct Upstream {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// Why a server gave no answer.
+/// The reason why a server gave no answer.
 enum NoAnswer {
     /// The exchange with the server failed.
     Exchange(io::Error),

@@ -22,7 +22,7 @@ pub struct CpuOptions {
     pub(super) placement: Placement,
 }
 
-/// How CPUs are chosen.
+/// The placement of exclusive CPUs on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Placement {
     /// As few cores, caches, sockets and NUMA nodes as possible.

@@ -67,7 +67,7 @@ pub(super) enum Step {
     Choose(Choice),
 }
 
-/// Why a container does not get its devices. The messages are upstream's.
+/// The reason why a container does not get its devices. The messages are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The pod is rejected.

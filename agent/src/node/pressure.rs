@@ -55,7 +55,7 @@ pub(crate) struct PressureConditions {
     current: watch::Sender<Pressure>,
 }
 
-/// When each resource was last short.
+/// Last time of a shortage of each resource.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastShort {
     memory: Option<Instant>,

@@ -33,7 +33,7 @@ pub(crate) struct Present {
     pub(crate) user: ImageUser,
 }
 
-/// Why an image is not available. `waiting.reason` is shown in the container's status.
+/// The reason why an image is not available. `waiting.reason` is shown in the container's status.
 #[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,

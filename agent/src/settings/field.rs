@@ -29,7 +29,7 @@ pub(crate) enum DefaultValue {
     Unset(&'static str),
 }
 
-/// How a value is written in flags, environment and file.
+/// The notation of a value in flags, environment and file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueKind {
     /// A single value.
@@ -75,7 +75,7 @@ impl Field {
         std::iter::once(self.name).chain(self.alias)
     }
 
-    /// How a shell completes the value.
+    /// The completion of the value in a shell.
     fn value_hint(&self) -> ValueHint {
         match self.value_name {
             "FILE" => ValueHint::FilePath,

@@ -41,7 +41,7 @@ const SYSTEM_FIELDS: [&str; 10] = [
     "selfLink",
 ];
 
-/// Why a manifest cannot be used.
+/// The reason why a manifest cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ManifestError {
     #[error("cannot read the manifest")]

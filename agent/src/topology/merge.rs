@@ -23,7 +23,7 @@ pub(crate) struct Hint {
 /// can satisfy the request.
 pub(crate) type Hints = BTreeMap<String, Vec<Hint>>;
 
-/// How strictly resources must be on the same NUMA nodes.
+/// The policy for the alignment of resources to NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TopologyPolicy {
     /// Hints are not used.

@@ -134,7 +134,8 @@ impl Job {
         }
     }
 
-    /// Why a pod with its own network cannot start now. `None` if the network is ready or the runtime does not respond.
+    /// The reason why a pod with its own network cannot start now. `None` if the network is ready or the runtime does
+    /// not respond.
     async fn network_error(&self) -> Option<String> {
         if self.pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true) {
             return None;

@@ -1,4 +1,5 @@
-//! How fast the node's disk fills up: the time until the next round, and whether an eviction can wait. Pure.
+//! The trend of the disk's free space. The trend determines the time until the next round, and whether an eviction can
+//! wait. Pure.
 
 use std::time::{Duration, Instant};
 

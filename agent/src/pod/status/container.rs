@@ -230,7 +230,7 @@ fn initial_waiting_reason(input: &StatusInput<'_>) -> &'static str {
     if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" }
 }
 
-/// How each volume is mounted. Recursive read-only mode is reported for read-only mounts.
+/// The mount status of each volume. Recursive read-only mode is reported for read-only mounts.
 fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let one = |mount: &VolumeMount| {
         let is_read_only = mount.read_only == Some(true);

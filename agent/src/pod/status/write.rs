@@ -58,7 +58,7 @@ pub(crate) struct Update {
     pub(crate) status: PodStatus,
     /// Whether to delete the object, because the pod has been removed from the node.
     pub(crate) delete: bool,
-    /// When the status first differed from the status in the API.
+    /// Time at which the status first differed from the status in the API.
     pub(crate) since: Instant,
 }
 

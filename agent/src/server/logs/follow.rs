@@ -27,7 +27,7 @@ const CHUNK: usize = 16 * 1024;
 /// occupies the disk while it is open, and no limit of the pod counts this space.
 const UNREAD: Duration = Duration::from_secs(60);
 
-/// Why a log cannot be read.
+/// The reason why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("cannot read {path}")]

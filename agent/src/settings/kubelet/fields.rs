@@ -13,7 +13,7 @@ pub(super) struct KubeletField {
     pub(super) support: Support,
 }
 
-/// How the agent treats a field of KubeletConfiguration.
+/// The support for a field of KubeletConfiguration.
 pub(super) enum Support {
     /// The field is the setting of this table with this name.
     Setting(&'static str, &'static str),
