@@ -1,5 +1,5 @@
-//! The allocator by role: jemalloc for servers, whose threads serve many pods; dlmalloc for shims, short commands,
-//! and builds for another C library than musl.
+//! The global allocator, chosen by the role of the process. jemalloc is for servers, whose threads serve many pods.
+//! dlmalloc is for shims, for short commands, and for builds with a C library other than musl.
 //!
 //! `docs/decisions/allocator.md` has the measurements. dlmalloc has one lock and returns little memory to the kernel
 //! after a load. But its state takes one page, and each pod has a shim. A pointer must be freed by the allocator that
@@ -18,7 +18,7 @@ use dlmalloc::GlobalDlmalloc as Threaded;
 #[cfg(target_env = "musl")]
 use tikv_jemallocator::Jemalloc as Threaded;
 
-/// Subcommands that serve for long and with several threads.
+/// Subcommands of long-running servers with several threads.
 const SERVERS: [&[u8]; 4] = [b"up", b"agent", b"controlplane", b"runtime"];
 /// Size of the static area in bytes. The standard library uses less than 100.
 const EARLY_SIZE: usize = 4096;

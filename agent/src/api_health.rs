@@ -9,9 +9,9 @@ pub(crate) use coracle_events::is_unavailable;
 use tokio::time::Instant;
 
 /// Timeout of a request with a stored copy of the response.
-const WITH_COPY: Duration = Duration::from_secs(2);
+const TIMEOUT_WITH_COPY: Duration = Duration::from_secs(2);
 /// Timeout of a request without a stored copy.
-const WITHOUT_COPY: Duration = Duration::from_secs(5);
+const TIMEOUT_WITHOUT_COPY: Duration = Duration::from_secs(5);
 /// Time after a failure in which no request with a stored copy is sent.
 const FAILURE_BACKOFF: Duration = Duration::from_secs(10);
 
@@ -67,7 +67,7 @@ impl ApiHealth {
         has_copy: bool,
         request: impl Future<Output = Result<T, kube::Error>>,
     ) -> Result<T, kube::Error> {
-        let timeout = if has_copy { WITH_COPY } else { WITHOUT_COPY };
+        let timeout = if has_copy { TIMEOUT_WITH_COPY } else { TIMEOUT_WITHOUT_COPY };
         let answer = tokio::time::timeout(timeout, request).await.unwrap_or_else(|_elapsed| {
             let error = std::io::Error::from(std::io::ErrorKind::TimedOut);
             Err(kube::Error::Service(Box::new(error)))
@@ -96,7 +96,7 @@ mod tests {
         let health = ApiHealth::default();
         let began = Instant::now();
         assert!(health.request(true, std::future::pending::<Result<(), _>>()).await.is_err());
-        assert_eq!(began.elapsed(), WITH_COPY);
+        assert_eq!(began.elapsed(), TIMEOUT_WITH_COPY);
         assert!(health.is_unavailable() && !health.has_responded());
         tokio::time::advance(FAILURE_BACKOFF).await;
         assert!(!health.is_unavailable(), "time for another try");

@@ -288,7 +288,7 @@ mod tests {
             for at in 0..count {
                 let mut two = one.clone();
                 two[at] = two[at].wrapping_add(0x80);
-                // Neither a later difference nor a difference after the end has an effect.
+                // Later differences, and differences after the end, have no effect.
                 two[at + 1..count].fill(0);
                 two[count] ^= 0xff;
                 let expected = one[..count].cmp(&two[..count]);

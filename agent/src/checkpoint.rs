@@ -35,7 +35,7 @@ use record::{Opened, Record, VERSION};
 /// Maximum time that a caller waits for its change to reach the disk.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why the checkpoint cannot be used.
+/// The reason why the checkpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A directory cannot be created.

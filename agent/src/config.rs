@@ -57,11 +57,11 @@ pub struct AgentConfig {
     pub node_ips: Vec<IpAddr>,
     /// The host's resolver configuration, for pods with dnsPolicy Default.
     pub resolv_conf: PathBuf,
-    /// Maximum pods.
+    /// Maximum number of pods of the node, including the limit by `pods_per_core`.
     pub max_pods: u32,
-    /// Maximum pods for each CPU. 0 means no such limit. `max_pods` respects it.
+    /// Maximum number of pods for each CPU. 0 means no such limit. `max_pods` already includes this limit.
     pub pods_per_core: u32,
-    /// Maximum processes of a pod. None means no limit.
+    /// Maximum number of processes of a pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
     /// Settings that apply to all pods.
     pub pod_policy: PodPolicy,
@@ -119,7 +119,7 @@ pub struct AgentConfig {
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.
     pub image_gc: ImageGcPolicy,
-    /// Which images of the store need a verification of the pod's pull secrets.
+    /// The policy for images of the store that need a verification of the pod's pull secrets.
     pub image_verification: ImageVerification,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
@@ -159,7 +159,8 @@ pub struct ServiceProxyConfig {
 /// Settings of the DNS server.
 #[derive(Clone, Debug)]
 pub struct DnsConfig {
-    /// Addresses of the server: those of `cluster_dns` unless pods serve DNS there, and those that running pods use.
+    /// Addresses of the server. These are the addresses of `cluster_dns`, unless pods serve DNS there, and the
+    /// addresses that running pods use.
     pub addresses: Vec<IpAddr>,
     /// The host's resolver configuration: names outside the cluster are resolved by its servers.
     pub resolv_conf: PathBuf,

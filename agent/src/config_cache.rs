@@ -19,7 +19,7 @@ pub(crate) struct ConfigCache {
     health: ApiHealth,
 }
 
-/// Why an object is not available now. A retry can succeed.
+/// The reason why an object is not available now. A retry can succeed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
     /// The API server refused or did not answer, and there is no stored copy.

@@ -72,7 +72,7 @@ pub(crate) struct DevicePluginConfig {
     pub(crate) records: PathBuf,
 }
 
-/// Why a pod does not get its devices.
+/// The reason why a pod does not get its devices.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DeviceError {
     /// The pod must be rejected. The message is upstream's.

@@ -36,7 +36,7 @@ const PERIOD: Duration = Duration::from_secs(300);
 
 /// Minimum time between two passes. Without this time, every removed container would trigger a pass while the disk
 /// stays full. A pass for a pull that needs space does not wait.
-const REST: Duration = Duration::from_secs(10);
+const MIN_PASS_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Objects that image garbage collection reads and reports to.
 pub(crate) struct Collected {
@@ -75,10 +75,10 @@ struct Failures {
 /// Earliest time of the next pass.
 #[derive(Debug, Default)]
 struct PassTimer {
-    rests_until: Option<Instant>,
+    delayed_until: Option<Instant>,
 }
 
-/// Why a pass did not free enough space.
+/// The reason why a pass did not free enough space.
 #[derive(Debug, thiserror::Error)]
 enum Failed {
     #[error("the runtime failed: {0}")]
@@ -131,12 +131,12 @@ impl Failures {
 
 impl PassTimer {
     fn record_pass(&mut self, now: Instant) {
-        self.rests_until = Some(now + REST);
+        self.delayed_until = Some(now + MIN_PASS_INTERVAL);
     }
 
     /// Time of the next pass. None means now.
     fn wait(&self, no_room: bool, now: Instant) -> Option<Instant> {
-        self.rests_until.filter(|until| !no_room && now < *until)
+        self.delayed_until.filter(|until| !no_room && now < *until)
     }
 }
 
@@ -340,9 +340,9 @@ mod tests {
         let (mut timer, now) = (PassTimer::default(), Instant::now());
         assert_eq!(timer.wait(false, now), None);
         timer.record_pass(now);
-        assert_eq!(timer.wait(false, now + REST / 2), Some(now + REST));
+        assert_eq!(timer.wait(false, now + MIN_PASS_INTERVAL / 2), Some(now + MIN_PASS_INTERVAL));
         assert_eq!(timer.wait(true, now), None, "a pull waits for disk space");
-        assert_eq!(timer.wait(false, now + REST), None);
+        assert_eq!(timer.wait(false, now + MIN_PASS_INTERVAL), None);
     }
 
     #[test]

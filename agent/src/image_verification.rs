@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use coracle_images::Reference;
 
-/// Which images of the store need a verification of the pod's pull secrets: `imagePullCredentialsVerificationPolicy`.
+/// The policy for images of the store that need a verification of the pod's pull secrets:
+/// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {
     /// No image is verified: every pod may use every image of the store.
@@ -47,7 +48,7 @@ impl ImageVerification {
     }
 
     /// Whether a pod needs a verification for an image. `image` is the image's name in the pod. `repository` is this name
-    /// with the registry, and without tag and digest. `is_pulled` says whether the agent pulled the image.
+    /// with the registry, and without tag and digest. `is_pulled` is true if the agent pulled the image.
     pub(crate) fn is_required(&self, image: &str, repository: &str, is_pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,

@@ -81,7 +81,7 @@ pub enum JoinStep {
 /// A certificate that the agent renews.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
-    /// When the certificate expires. None until the cluster has issued it.
+    /// Time at which the certificate expires. None until the cluster has issued it.
     pub(crate) until: Option<jiff::Timestamp>,
     /// Failed attempts to obtain a certificate.
     pub(crate) failures: u64,

@@ -32,9 +32,9 @@ const KILLED: u64 = 1 << 8;
 /// State of the process that is recorded as the holder of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
-    Runs,
+    Running,
     /// The process was killed or is exiting.
-    Dies,
+    Exiting,
     /// The process has exited, or another process has just taken the lock and has not written its pid yet.
     Gone,
 }
@@ -84,7 +84,7 @@ impl Lock {
             let holder = holder.trim();
             let run_dir = run_dir.display();
             match wait_for(holder.parse().ok(), end)? {
-                Holder::Dies if Instant::now() >= end => bail!(
+                Holder::Exiting if Instant::now() >= end => bail!(
                     "cannot take {run_dir}: process {holder} was killed and has not ended within {} s",
                     MAX_WAIT.as_secs()
                 ),
@@ -93,11 +93,11 @@ impl Lock {
                      that process with: fuser {}",
                     path.display()
                 ),
-                Holder::Runs if checks >= MAX_CHECKS => bail!(
+                Holder::Running if checks >= MAX_CHECKS => bail!(
                     "{run_dir} is in use by process {holder} (another coracle?); stop it, or use other directories"
                 ),
-                Holder::Runs => checks += 1,
-                Holder::Dies | Holder::Gone => {}
+                Holder::Running => checks += 1,
+                Holder::Exiting | Holder::Gone => {}
             }
         }
     }
@@ -143,17 +143,17 @@ fn wait_for(pid: Option<i32>, until: Instant) -> anyhow::Result<Holder> {
         poll(&mut [], PollTimeout::try_from(STEP).unwrap_or(PollTimeout::ZERO))?;
         return Ok(Holder::Gone);
     };
-    let dies = is_dying(pid.as_raw_nonzero().get());
-    let left = if dies { until.saturating_duration_since(Instant::now()) } else { STEP };
+    let is_ending = is_about_to_exit(pid.as_raw_nonzero().get());
+    let left = if is_ending { until.saturating_duration_since(Instant::now()) } else { STEP };
     let left = PollTimeout::try_from(left.max(STEP)).unwrap_or(PollTimeout::MAX);
     match poll(&mut [PollFd::new(process.as_fd(), PollFlags::POLLIN)], left) {
-        Ok(_) | Err(Errno::EINTR) => Ok(if dies { Holder::Dies } else { Holder::Runs }),
+        Ok(_) | Err(Errno::EINTR) => Ok(if is_ending { Holder::Exiting } else { Holder::Running }),
         Err(errno) => Err(errno).context("cannot wait for the end of the process that holds the lock"),
     }
 }
 
 /// Whether a process was killed or is exiting.
-fn is_dying(pid: i32) -> bool {
+fn is_about_to_exit(pid: i32) -> bool {
     let read = |name: &str| coracle_tree::read_lossy(format!("/proc/{pid}/{name}")).unwrap_or_default();
     is_exiting(&read("stat")) || is_killed(&read("status"))
 }
@@ -200,13 +200,13 @@ mod tests {
         let mut command = Command::new(std::env::current_exe().expect("test"));
         command.args(["--exact", "lock::tests::holder", "--ignored", "--nocapture"]).env(DIRECTORY, dir);
         let mut holder = command.stdout(Stdio::piped()).spawn().expect("holder");
-        let mut said = String::new();
+        let mut printed = String::new();
         let mut output = holder.stdout.take().expect("output");
-        while !said.contains("holds") {
+        while !printed.contains("holds") {
             let mut more = [0; 256];
             let len = output.read(&mut more).expect("read");
-            assert_ne!(len, 0, "{said}");
-            said.push_str(&String::from_utf8_lossy(&more[..len]));
+            assert_ne!(len, 0, "{printed}");
+            printed.push_str(&String::from_utf8_lossy(&more[..len]));
         }
         holder
     }

@@ -18,7 +18,7 @@ pub(crate) type Metadata = PartialObjectMeta<Namespace>;
 /// An event of the watch, or the error of a failed request.
 pub(crate) type NamespaceEvent = Result<Event<Metadata>, Arc<Error>>;
 
-/// How a follower depends on namespaces. The need decides when a failed request is repeated.
+/// The dependency of a follower on namespaces. It determines the time at which a failed request is repeated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Need {
     /// The follower works without namespaces. After a refusal, the watch is retried every five minutes.

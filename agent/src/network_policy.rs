@@ -211,7 +211,7 @@ impl NetworkPolicies {
         self.restricted.explain(error.or_else(|| self.list_failure().map(str::to_owned)));
     }
 
-    /// Why a list that pods wait for is not complete, if a request for it failed.
+    /// The reason why a list that pods wait for is not complete, if a request for it failed.
     fn list_failure(&self) -> Option<&str> {
         let policies = self.policies.failure().or_else(|| self.cluster.failure());
         let peers = || self.peers.as_ref().and_then(Peers::failure);
@@ -563,7 +563,7 @@ mod tests {
         });
     }
 
-    /// The task while it uses the stored [`policy`], and what the task needs.
+    /// The task while it uses the stored [`policy`], and a value that keeps its channels and directory.
     fn with_stored_policy() -> (NetworkPolicies, impl Sized) {
         let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
         let (recorder, events) = crate::event_recorder::channel(client.clone(), "here");

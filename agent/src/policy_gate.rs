@@ -72,7 +72,7 @@ pub(crate) struct PolicyGate {
     restricted: Restricted,
     /// Health of the API server. Before its first response it counts as unreachable.
     health: ApiHealth,
-    /// When the first pod in a namespace without recorded policies began to wait.
+    /// Time at which the first pod in a namespace without recorded policies began to wait.
     first_wait: Arc<OnceLock<Instant>>,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct Restricted {
     record: PathBuf,
     /// None while there is no readable record: then every namespace counts as restricted.
     namespaces: Arc<RwLock<Option<BTreeSet<String>>>>,
-    /// Why policies are not in the kernel, if the task of network policies has an error.
+    /// The reason why policies are not in the kernel, if the task of network policies has an error.
     cause: Arc<Mutex<Option<String>>>,
     /// Time of the last write, if it failed. The record on disk is then older than `namespaces`.
     failed: Arc<Mutex<Option<Instant>>>,
@@ -158,7 +158,8 @@ impl PolicyGate {
         }
     }
 
-    /// Whether the first list of policies is on its way: the API server responds, and no request for the list has failed.
+    /// Whether the first list of policies is expected: the list has not arrived yet, the API server responds, and no
+    /// request for the list has failed.
     fn expects_list(&self) -> bool {
         !self.restricted.are_listed.load(Ordering::Acquire)
             && !self.restricted.is_failing()

@@ -20,7 +20,7 @@ use crate::proxy_metrics::ProxyMetrics;
 /// Maximum time until a change of services is in the table, as kube-proxy's default.
 const TIMEOUT: Duration = Duration::from_secs(60);
 /// Taint of a node that the cluster autoscaler is going to delete.
-const DELETED_SOON: &str = "ToBeDeletedByClusterAutoscaler";
+const DELETION_TAINT: &str = "ToBeDeletedByClusterAutoscaler";
 
 /// Whether the proxy's table is current, and the metrics of its changes. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ struct Times {
     pending: Option<Instant>,
     /// Start of the current transaction.
     started: Option<Instant>,
-    /// When the last change was committed.
+    /// Time of the last commit of a change.
     updated: Option<Timestamp>,
 }
 
@@ -134,7 +134,7 @@ fn health(path: &str, state: &ProxyState, node: Option<&Node>) -> Reply {
 /// Whether load balancers may send new connections to the node.
 fn is_eligible(node: &Node) -> bool {
     let taints = node.spec.iter().flat_map(|spec| spec.taints.iter().flatten());
-    node.metadata.deletion_timestamp.is_none() && !taints.into_iter().any(|taint| taint.key == DELETED_SOON)
+    node.metadata.deletion_timestamp.is_none() && !taints.into_iter().any(|taint| taint.key == DELETION_TAINT)
 }
 
 fn mode(path: &str, metrics: &ProxyMetrics) -> Reply {
@@ -202,7 +202,7 @@ mod tests {
         let state = ProxyState::default();
         let mut deleted = node("a");
         deleted.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
-        for node in [None, Some(&node(DELETED_SOON)), Some(&deleted)] {
+        for node in [None, Some(&node(DELETION_TAINT)), Some(&deleted)] {
             let status = |path: &str| health(path, &state, node).status().as_u16();
             assert_eq!([status("/healthz"), status("/livez")], [503, 200]);
         }

@@ -14,7 +14,7 @@ pub struct ActivePull(PullActivity);
 #[derive(Debug, Default)]
 struct Pulls {
     running: usize,
-    /// When the last pull ended.
+    /// End of the last pull.
     ended: Option<Instant>,
 }
 

@@ -59,7 +59,7 @@ pub(crate) struct ManagerInputs<'a> {
     pub(crate) devices: &'a DevicePlugins,
 }
 
-/// Why the managers cannot start.
+/// The reason why the managers cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ResourceManagerError {
     /// The CPUs or NUMA nodes cannot be read.
@@ -244,7 +244,8 @@ impl ResourceManagers {
         (cpus.unwrap_or_default(), memory.unwrap_or_default())
     }
 
-    /// Why the managers make a resize infeasible: a reason for the metrics, and a message. The messages are upstream's.
+    /// The reason why the managers make a resize infeasible: a reason for the metrics, and a message. The messages are
+    /// upstream's.
     pub(crate) fn refuse_resize(
         &self,
         pod: &Pod,

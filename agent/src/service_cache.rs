@@ -1,9 +1,9 @@
 //! Services and EndpointSlices of the cluster: one watch of each kind, shared by all consumers in the agent.
 //!
 //! While the API server does not answer, the cache has the last known state. If the agent was restarted in the
-//! meantime, the cache has the stored services and slices: those in the namespaces of this node's pods. Of the other
-//! services, cluster DNS then has the names, addresses and ports. A consumer that
-//! follows changes takes a [`Subscription`], which collects the changed services.
+//! meantime, the cache has the stored services and slices of the namespaces of this node's pods. For all other
+//! services, cluster DNS then has only the names, addresses and ports. A consumer that follows changes takes a
+//! [`Subscription`], which collects the changed services.
 //!
 //! A pod of this node that is not ready gets no traffic from this node, even if its EndpointSlice shows it as ready.
 //! The slices do not change while the API server is down.
@@ -48,10 +48,10 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Delay before changes are stored, so that a burst is written once.
 const STORE_AFTER: Duration = Duration::from_secs(1);
-/// Maximum wait for the first list if the checkpoint has services.
-const WITH_COPY: Duration = Duration::from_secs(2);
-/// Maximum wait for the first list if the checkpoint has no services.
-const WITHOUT_COPY: Duration = Duration::from_secs(5);
+/// Maximum wait for the first list of services if the checkpoint has a copy.
+const LIST_TIMEOUT_WITH_COPY: Duration = Duration::from_secs(2);
+/// Maximum wait for the first list of services if the checkpoint has no copy.
+const LIST_TIMEOUT_WITHOUT_COPY: Duration = Duration::from_secs(5);
 
 /// The cache; cheap to clone.
 #[derive(Clone)]
@@ -232,7 +232,7 @@ impl ServiceCache {
         let decided = progress.wait_for(|progress| {
             progress.listed || stored && (progress.failed || self.shared.health.is_unavailable())
         });
-        let timeout = if stored { WITH_COPY } else { WITHOUT_COPY };
+        let timeout = if stored { LIST_TIMEOUT_WITH_COPY } else { LIST_TIMEOUT_WITHOUT_COPY };
         let listed = matches!(tokio::time::timeout(timeout, decided).await, Ok(Ok(now)) if now.listed);
         if listed {
             self.store_once(namespace);
@@ -278,7 +278,8 @@ impl ServiceCache {
         let mut progress = self.changes();
         let decided = progress
             .wait_for(|progress| progress.listed || progress.failed || self.shared.health.is_unavailable());
-        let listed = matches!(tokio::time::timeout(WITH_COPY, decided).await, Ok(Ok(now)) if now.listed);
+        let listed =
+            matches!(tokio::time::timeout(LIST_TIMEOUT_WITH_COPY, decided).await, Ok(Ok(now)) if now.listed);
         if listed {
             return;
         }

@@ -64,7 +64,7 @@ pub(crate) struct NodeProperties {
     pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
 }
 
-/// Why the table must be replaced.
+/// The reason why the table must be replaced.
 enum Replace {
     /// The properties of the node or the ranges of services have changed.
     ViewChanged,

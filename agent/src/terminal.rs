@@ -9,7 +9,7 @@ pub(crate) fn has_escapes(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && allow_escapes(&variable("TERM"), &variable("NO_COLOR"))
 }
 
-/// `TERM=dumb` means a terminal without escape sequences. A value of `NO_COLOR` means that the user wants no colours
+/// `TERM=dumb` means a terminal without escape sequences. If `NO_COLOR` has a value, colours are disabled
 /// (no-color.org).
 fn allow_escapes(term: &OsStr, no_color: &OsStr) -> bool {
     term != "dumb" && no_color.is_empty()

@@ -35,7 +35,7 @@ const MAX_NODES: usize = 8;
 /// Settings of the topology manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TopologySettings {
-    /// How strictly resources must be on the same NUMA nodes.
+    /// The policy for the alignment of resources to NUMA nodes.
     pub policy: TopologyPolicy,
     /// Whether all containers of a pod get the same NUMA nodes. Otherwise each container is aligned on its own.
     pub aligns_pods: bool,
@@ -72,12 +72,12 @@ pub(crate) trait HintProvider: Send + Sync {
     /// Releases all resources of a pod. Succeeds if the pod has no resources.
     fn release(&self, uid: &str);
 
-    /// Releases the resources of pods that are not on this node any more. `keep` says whether the pod with a uid is on
-    /// the node.
+    /// Releases the resources of pods that are not on this node any more. `keep` is true for the uid of a pod on the
+    /// node.
     fn retain(&self, keep: &dyn Fn(&str) -> bool);
 }
 
-/// Why resources of a pod cannot be allocated. The messages are upstream's.
+/// The reason why resources of a pod cannot be allocated. The messages are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AllocationError {
     #[error("Resources cannot be allocated with Topology locality")]

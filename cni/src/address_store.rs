@@ -212,7 +212,7 @@ pub(crate) mod listings {
         COUNT.set(COUNT.get() + 1);
     }
 
-    pub(crate) fn so_far() -> usize {
+    pub(crate) fn total() -> usize {
         COUNT.get()
     }
 }

@@ -102,7 +102,7 @@ impl Bridge<'_> {
         }
         coracle_fault::point("bridge.given");
         answer.interfaces.clear();
-        match self.wire(&netns, &mut answer).await {
+        match self.attach_to_bridge(&netns, &mut answer).await {
             Ok(()) => Ok(answer),
             Err(error) => self.fail(error, self.undo().await),
         }
@@ -117,7 +117,7 @@ impl Bridge<'_> {
         Err(error)
     }
 
-    async fn wire(&self, netns: &Netns, answer: &mut Answer) -> Result<(), Error> {
+    async fn attach_to_bridge(&self, netns: &Netns, answer: &mut Answer) -> Result<(), Error> {
         let (conf, links) = (&self.conf, &self.host.links);
         self.complete(answer);
         let wanted = link::Bridge {
@@ -369,14 +369,14 @@ impl Bridge<'_> {
         let request = self.undoing();
         let links = &self.host.links;
         let port = host_interface(&request.container_id, &request.ifname);
-        let link = links.delete(&port).await.and(self.unguard(&port));
+        let link = links.delete(&port).await.and(self.remove_guard(&port));
         let claim = self.host.firewall.remove(&Claim::of(&request));
         let ipam = self.run_ipam_with(&request).await;
         link.and(claim).and(ipam.map(drop))
     }
 
-    /// Removes the permitted source of a port that no longer exists.
-    fn unguard(&self, port: &str) -> Result<(), Error> {
+    /// Removes the rules of a port that no longer exists from the source filter.
+    fn remove_guard(&self, port: &str) -> Result<(), Error> {
         self.host.guard.as_ref().map_or(Ok(()), |guard| guard.remove(port))
     }
 
@@ -387,7 +387,7 @@ impl Bridge<'_> {
         let known = previous.is_some_and(|answer| answer.interfaces.iter().any(|i| i.name == ours));
         links.delete(&ours).await?;
         coracle_fault::point("bridge.unplugged");
-        self.unguard(&ours)?;
+        self.remove_guard(&ours)?;
         // A pair made by another implementation has another name on the host, but the same name inside the sandbox.
         if !known && let Some(netns) = request.netns.as_deref().and_then(|path| Netns::open(path).ok()) {
             Links::inside(&netns)?.delete(&request.ifname).await?;

@@ -374,8 +374,8 @@ impl Firewall {
         let mut is_changed = false;
         if std::mem::take(&mut state.is_known) && had_content && !is_empty {
             let [before, now] = ledger.change();
-            let entrances = nft::Entrances { ports: ledger.have_ports(), served: &self.served };
-            let batch = nft::change(&self.table, &before, &now, &entrances);
+            let jumps = nft::HostPortJumps { ports: ledger.have_ports(), served: &self.served };
+            let batch = nft::change(&self.table, &before, &now, &jumps);
             is_changed = self.commit(state, batch, "change").is_ok();
         }
         if !is_changed {

@@ -13,8 +13,8 @@ use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use crate::error::Error;
 
-/// Threads of [`Netns::visit`].
-static VISITORS: Threads = Threads::new("netns");
+/// Threads that run the work of [`Netns::visit`].
+static VISIT_THREADS: Threads = Threads::new("netns");
 
 /// An open network namespace. It exists at least as long as this value.
 pub(crate) struct Netns {
@@ -75,7 +75,7 @@ impl Netns {
         let visited = async {
             let inside = Self { file: self.file.try_clone()?, path: PathBuf::new() };
             let (send, result) = tokio::sync::oneshot::channel();
-            VISITORS.run(move || {
+            VISIT_THREADS.run(move || {
                 let done = inside.enter().map(|()| work());
                 drop(inside);
                 let then = leave();
@@ -92,18 +92,18 @@ impl Netns {
 /// Moves the calling thread to the namespace of the process. Otherwise the thread would keep the visited namespace
 /// alive while it waits for work. `Break` if it cannot be moved: then the thread must end.
 fn leave() -> ControlFlow<()> {
-    static HOME: OnceLock<File> = OnceLock::new();
-    let home = || -> io::Result<()> {
-        let home = match HOME.get() {
-            Some(home) => home,
+    static OWN: OnceLock<File> = OnceLock::new();
+    let return_to_own = || -> io::Result<()> {
+        let own = match OWN.get() {
+            Some(own) => own,
             None => {
                 let opened = File::open("/proc/self/ns/net")?;
-                HOME.get_or_init(|| opened)
+                OWN.get_or_init(|| opened)
             }
         };
-        Ok(setns(home, CloneFlags::CLONE_NEWNET)?)
+        Ok(setns(own, CloneFlags::CLONE_NEWNET)?)
     };
-    match home() {
+    match return_to_own() {
         Ok(()) => ControlFlow::Continue(()),
         Err(error) => {
             tracing::debug!(%error, "a thread cannot leave a network namespace and ends");
@@ -146,7 +146,7 @@ mod tests {
             assert_eq!(visited.expect("visited"), own);
         }
         let (send, left) = std::sync::mpsc::channel();
-        let started = VISITORS.run(move || {
+        let started = VISIT_THREADS.run(move || {
             let _test_gone = send.send(id(Path::new("/proc/thread-self/ns/net")));
             ControlFlow::Continue(())
         });

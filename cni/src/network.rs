@@ -89,8 +89,8 @@ struct State {
     configured: bool,
     /// Whether the configuration directory has an unusable list.
     unusable: bool,
-    /// Running sandboxes without a record. `None` until the first reconcile: until then it is unknown what may be
-    /// freed.
+    /// Running sandboxes without a record. `None` until the first reconcile. Until then, the addresses that may be
+    /// freed are unknown.
     unrecorded: Option<Vec<Attachment>>,
 }
 

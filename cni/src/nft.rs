@@ -17,8 +17,8 @@
 
 mod conditional;
 mod element;
-mod entrances;
 mod family;
+mod host_port_jumps;
 mod packet_match;
 mod socket;
 
@@ -33,8 +33,8 @@ use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::port_condition::Condition;
 use crate::ports::Protocol;
-pub(crate) use entrances::Entrances;
 use family::{Family, V4, V6, family};
+pub(crate) use host_port_jumps::HostPortJumps;
 use packet_match::{MULTICAST_V4, MULTICAST_V6, from, interface, of_family};
 pub(crate) use socket::{commit, exists, forward_drops, has_rules, open_once};
 
@@ -90,7 +90,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     }
     table.conditional_map();
     table.rule("hostports", &Rule::default().protocol_and_port(R0).lookup_verdict(conditional::PORTS));
-    table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
+    table.write_host_port_jumps(&HostPortJumps { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
         // If the plan has masquerading rules, `update` writes all rules of the chain.
         table.postrouting_rules(plan);
@@ -101,10 +101,10 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
 
 /// The transaction that changes the table from `present` to `wanted`. Both plans may omit unchanged elements. They may
 /// omit all rules if no rule changes.
-pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan, entrances: &Entrances<'_>) -> Batch {
+pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan, jumps: &HostPortJumps<'_>) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.update(present, wanted);
-    table.entrances(entrances);
+    table.write_host_port_jumps(jumps);
     table.0.finish()
 }
 
@@ -382,8 +382,8 @@ mod tests {
     #[test]
     fn a_change_has_messages_only_for_what_differs() {
         let length = |present: &Plan, wanted: &Plan| {
-            let entrances = Entrances { ports: [present, wanted].map(Plan::has_ports), served: &[] };
-            let batch = change("t", present, wanted, &entrances);
+            let jumps = HostPortJumps { ports: [present, wanted].map(Plan::has_ports), served: &[] };
+            let batch = change("t", present, wanted, &jumps);
             (coracle_nft::messages(batch.as_bytes()).count(), batch.as_bytes().len())
         };
         let all: Vec<u16> = (1..=1000).collect();

@@ -123,7 +123,7 @@ impl Tuning {
         }
         let links = Links::inside(&netns)?;
         let link = links.get(&request.ifname).await?;
-        self.write_down(request.network(), &link)?;
+        self.record_previous(request.network(), &link)?;
         coracle_fault::point("tuning.noted");
         self.wanted.apply(&links, &link).await?;
         coracle_fault::point("tuning.tuned");
@@ -139,7 +139,7 @@ impl Tuning {
     }
 
     /// Records previous values. An existing record is kept: it has the original values.
-    fn write_down(&self, network: &str, link: &Link) -> Result<(), Error> {
+    fn record_previous(&self, network: &str, link: &Link) -> Result<(), Error> {
         let failed = |source| Error::File { action: "write", path: self.backup.clone(), source };
         if self.backup.exists() {
             return Ok(());

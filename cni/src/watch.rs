@@ -66,7 +66,7 @@ impl Watch {
         is_new
     }
 
-    /// Waits for a change. The caller reads the directory to find out what changed.
+    /// Waits for a change. The caller reads the directory to find the change.
     ///
     /// # Errors
     /// See [`Watch::on`] and read(2).

@@ -1,7 +1,7 @@
 //! Walks of directory trees that count files for statistics, in the background.
 //!
 //! A request for statistics gets the last count and does not wait. All walks of this module together take at most 2 %
-//! of a processor: each of two threads does one walk after the other, and rests after each. Trees of very many files
+//! of a processor. Each of two threads does one walk at a time, and pauses after each walk. Trees of very many files
 //! have their own queue and thread, so they do not delay the counts of other trees. Only requests begin walks. Without
 //! requests there is no thread.
 
@@ -18,14 +18,14 @@ use crate::lock::locked;
 /// Maximum duration of a short walk. A walk counts about 100,000 files in this time.
 const SHORT: Duration = Duration::from_millis(200);
 
-/// A thread rests for this many times the duration of its walk. So each of the two threads takes at most 1 % of a
+/// A thread pauses for this many times the duration of its walk. So each of the two threads takes at most 1 % of a
 /// processor.
-const REST_FACTOR: u32 = 99;
+const PAUSE_FACTOR: u32 = 99;
 
 static THREADS: Threads = Threads::new("walks");
 
-static SHORT_WALKS: Queue = Queue::new(Some((SHORT, &LONG_WALKS)), rest);
-static LONG_WALKS: Queue = Queue::new(None, rest);
+static SHORT_WALKS: Queue = Queue::new(Some((SHORT, &LONG_WALKS)), pause);
+static LONG_WALKS: Queue = Queue::new(None, pause);
 
 /// A walk. Returns false if the time limit ended it.
 type Walk = Box<dyn FnMut(TimeLimit) -> bool + Send>;
@@ -38,8 +38,8 @@ pub struct TimeLimit(Option<Instant>);
 struct Queue {
     /// Maximum duration of a walk, and the queue for walks that take longer. `None` means no limit.
     limit: Option<(Duration, &'static Queue)>,
-    /// Called after each walk with its duration. Blocks the thread for the rest.
-    rest: fn(Duration),
+    /// Called after each walk with the duration of the walk. Blocks the thread for the pause.
+    pause: fn(Duration),
     state: Mutex<State>,
 }
 
@@ -59,12 +59,12 @@ pub fn begin(took: Option<Duration>, walk: impl FnMut(TimeLimit) -> bool + Send 
 }
 
 #[expect(clippy::disallowed_methods, reason = "on a thread for walks")]
-fn rest(took: Duration) {
-    std::thread::sleep(rest_after(took));
+fn pause(took: Duration) {
+    std::thread::sleep(pause_after(took));
 }
 
-fn rest_after(took: Duration) -> Duration {
-    took.saturating_mul(REST_FACTOR)
+fn pause_after(took: Duration) -> Duration {
+    took.saturating_mul(PAUSE_FACTOR)
 }
 
 // === impl TimeLimit ===
@@ -88,9 +88,9 @@ impl TimeLimit {
 // === impl Queue ===
 
 impl Queue {
-    const fn new(limit: Option<(Duration, &'static Queue)>, rest: fn(Duration)) -> Self {
+    const fn new(limit: Option<(Duration, &'static Queue)>, pause: fn(Duration)) -> Self {
         let state = State { waiting: VecDeque::new(), is_running: false };
-        Self { limit, rest, state: Mutex::new(state) }
+        Self { limit, pause, state: Mutex::new(state) }
     }
 
     fn add(&'static self, walk: Walk) {
@@ -119,7 +119,7 @@ impl Queue {
             if let (false, Some((_, longer))) = (is_complete, self.limit) {
                 longer.add(walk);
             }
-            (self.rest)(took);
+            (self.pause)(took);
         }
     }
 
@@ -138,12 +138,12 @@ mod tests {
 
     use super::*;
 
-    fn no_rest(_took: Duration) {}
+    fn no_pause(_took: Duration) {}
 
     #[test]
     fn a_thread_takes_one_percent_of_a_processor() {
         let took = Duration::from_secs(1);
-        assert_eq!(took + rest_after(took), 100 * took);
+        assert_eq!(took + pause_after(took), 100 * took);
     }
 
     #[test]
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn a_walk_that_takes_long_does_not_delay_others() {
-        static LONG: Queue = Queue::new(None, no_rest);
-        static QUEUE: Queue = Queue::new(Some((Duration::ZERO, &LONG)), no_rest);
+        static LONG: Queue = Queue::new(None, no_pause);
+        static QUEUE: Queue = Queue::new(Some((Duration::ZERO, &LONG)), no_pause);
         let (begun, begin) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
         QUEUE.add(Box::new(move |limit: TimeLimit| {

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   CreateContainer ──► Creating ──► Created ──StartContainer──► Running ──┐
-//!                          │            └─────── stopped ──────► Exited ◄──┘ exit, kill, or its shim died
+//!                          │            └─────── stopped ──────► Exited ◄──┘ exit, kill, or its shim exited
 //!                          └─ failed, cancelled or found after a crash: undone     └──► removed
 //! ```
 

@@ -71,7 +71,7 @@ impl ExitRecorder {
     }
 
     /// Records that a sandbox has ended and sends the event.
-    pub(crate) fn record_sandbox_death(&self, sandbox: &Sandbox) {
+    pub(crate) fn record_sandbox_end(&self, sandbox: &Sandbox) {
         let mut pending = self.outbox.pending();
         sandbox.note(pending.add(ContainerStoppedEvent, now()));
         if let Err(error) = self.records.write_sandbox(&sandbox.record_now()) {
@@ -94,7 +94,7 @@ impl ExitRecorder {
                 finished_at: now(),
                 code: LOST_CODE,
                 reason: "Unknown".to_owned(),
-                message: "the exit code is lost: the pod's shim died or does not respond".to_owned(),
+                message: "the exit code is lost: the pod's shim has exited or does not respond".to_owned(),
             },
         };
         if let Err(error) = self.record_exit_after_start(container, exit).await {

@@ -21,7 +21,8 @@ pub struct FairPermits {
 #[derive(Debug)]
 struct Owner {
     queue: Arc<Semaphore>,
-    /// One permit, for the call that needs no permit of `FairPermits::further`.
+    /// A semaphore with one permit, for the first call of the owner. This call needs no permit of
+    /// `FairPermits::further`.
     first: Arc<Semaphore>,
 }
 

@@ -26,7 +26,7 @@ use crate::selinux::Labels;
 
 pub(crate) use file::Found;
 use file::{VERSION, load, read, remove, write};
-use layers::scattered;
+use layers::make_parts;
 pub(crate) use removed::{Removed, Subject, remove_record};
 
 /// Name of the directory of all sandboxes in the state directory of the runtime.
@@ -40,7 +40,7 @@ pub(crate) enum SandboxPhase {
     Creating,
     /// The shim is running.
     Ready,
-    /// Stopped, or the shim died.
+    /// Stopped, or the shim has exited.
     NotReady,
 }
 
@@ -190,7 +190,7 @@ impl Records {
         for dir in [&records.sandboxes, &records.containers, &records.layers, &records.removed] {
             std::fs::create_dir_all(dir).map_err(Error::file("create directory", dir))?;
         }
-        Ok(Self { parts: scattered(config.root.join("parts")), ..records })
+        Ok(Self { parts: make_parts(config.root.join("parts")), ..records })
     }
 
     /// The file with the number of the last delivered event.

@@ -254,10 +254,10 @@ impl Recovery {
                 return ended;
             }
             Found::Gone => {
-                let died = record.phase == SandboxPhase::Ready;
+                let has_exited = record.phase == SandboxPhase::Ready;
                 let sandbox = Arc::new(Sandbox::new(record, SandboxState::NotReady));
                 self.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
-                ended.sandbox = died.then_some(sandbox);
+                ended.sandbox = has_exited.then_some(sandbox);
                 HashSet::new()
             }
         };
@@ -273,7 +273,7 @@ impl Recovery {
             self.exits.end_lost_container(&container).await;
         }
         if let Some(sandbox) = ended.sandbox {
-            self.exits.record_sandbox_death(&sandbox);
+            self.exits.record_sandbox_end(&sandbox);
         }
     }
 

@@ -1,7 +1,7 @@
 //! A pod sandbox: its state, and the conversion of its configuration.
 //!
 //! ```text
-//!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
+//!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or shim exited──► NotReady ──► removed
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
 //! Clients see `NotReady` from the beginning of a stop on, even if the stop fails and the shim still answers: the pod may
@@ -277,7 +277,7 @@ impl Sandbox {
 
     fn cri_state(&self) -> cri::PodSandboxState {
         match *locked(&self.state) {
-            // A stop cannot be reverted. If it has failed, the shim lives and can answer.
+            // A stop cannot be reverted. If the stop has failed, the shim still runs and can answer.
             SandboxState::Ready(_) if self.stopping.load(Ordering::Relaxed) => {
                 cri::PodSandboxState::SandboxNotready
             }

@@ -75,7 +75,7 @@ struct Inner {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
     /// The shim's process has ended. The pod has ended with it.
-    Died,
+    Exited,
     /// The shim is alive. It serves another client, or one of the two sides could not read a message.
     Replaced,
 }
@@ -167,7 +167,7 @@ impl Shim {
             Ok(Ok(state)) => Ok(ConnectResult::Answers(shim, state)),
             // The shim is alive but closed the connection, for example because another client connected. A later attempt can
             // reach it.
-            Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
+            Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_ending().await => {
                 Ok(ConnectResult::Silent(shim))
             }
             Ok(Err(error)) => Err(error),
@@ -187,7 +187,7 @@ impl Shim {
         self.inner.process.pidfd()
     }
 
-    /// Prevents the reuse of the shim's pid while the guard lives. Only for a shim that this process has started.
+    /// Prevents the reuse of the shim's pid until the guard is dropped. Only for a shim that this process has started.
     pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         self.inner.process.keep_pid().await
     }
@@ -216,9 +216,9 @@ impl Shim {
     pub async fn closed(&self) -> Closed {
         tokio::select! {
             // Cancel safe: both arms only observe.
-            () = self.inner.process.ended() => Closed::Died,
+            () = self.inner.process.ended() => Closed::Exited,
             () = self.inner.link.closed() => {
-                if self.inner.process.is_dying().await { Closed::Died } else { Closed::Replaced }
+                if self.inner.process.is_ending().await { Closed::Exited } else { Closed::Replaced }
             }
         }
     }
@@ -427,7 +427,7 @@ impl Shim {
         };
         match ended {
             Ok(()) => Ok(()),
-            Err(error) if error.kind == ErrorKind::Gone && process.is_dying().await => Ok(()),
+            Err(error) if error.kind == ErrorKind::Gone && process.is_ending().await => Ok(()),
             Err(error) => {
                 tracing::warn!(pid = process.pid(), %error, "a shim did not shut down and is killed");
                 self.kill_shim().await

@@ -120,8 +120,9 @@ impl ShimMonitor {
         });
     }
 
-    /// Cleans up after a shim that died unexpectedly. The pod's processes still run. They are killed through their cgroups.
-    async fn sandbox_died(&self, sandbox: &Sandbox) {
+    /// Cleans up after an unexpected exit of a shim. The pod's processes still run, so they are killed through their
+    /// cgroups.
+    async fn shim_exited(&self, sandbox: &Sandbox) {
         if sandbox.take_shim().is_none() {
             return;
         }
@@ -143,7 +144,7 @@ impl ShimMonitor {
         // A removal in progress must finish first: writing the record would create the directory again.
         let _guard = sandbox.ending.lock().await;
         if state.tables.sandboxes.get(&sandbox.id).is_some() {
-            state.exits.record_sandbox_death(sandbox);
+            state.exits.record_sandbox_end(sandbox);
         }
     }
 }
@@ -163,7 +164,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
             // This future and those below are boxed: each pod has a monitor, which mostly waits and must need little memory.
             Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
-        if matches!(shim.closed().await, Closed::Died) {
+        if matches!(shim.closed().await, Closed::Exited) {
             break;
         }
         report_lost_connection(&sandbox);
@@ -175,7 +176,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         shim = next;
     }
     let Some(state) = state.upgrade() else { return };
-    Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
+    Box::pin(ShimMonitor { state }.shim_exited(&sandbox)).await;
 }
 
 /// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending. It

@@ -264,7 +264,7 @@ fn parts(path: &str) -> impl Iterator<Item = String> {
 fn find_entry(layers: &[PathBuf], resolved: &[String], lookups: &mut usize) -> Result<Option<Entry>, Errno> {
     let path: PathBuf = resolved.iter().collect();
     for layer in layers {
-        spend(lookups, resolved.len())?;
+        subtract_lookups(lookups, resolved.len())?;
         match within(layer, &path) {
             Ok(entry) => return Ok(Some(entry)),
             Err(Errno::ENOENT) => {}
@@ -285,7 +285,7 @@ fn is_hidden_below(layer: &Path, resolved: &[String], lookups: &mut usize) -> Re
     let mut dir = layer.to_owned();
     let parents = resolved.iter().take(resolved.len().saturating_sub(1));
     for (above, part) in parents.enumerate() {
-        spend(lookups, above + 1)?;
+        subtract_lookups(lookups, above + 1)?;
         dir.push(part);
         // The parents are not links in the topmost layer that has them: links were resolved before.
         if !std::fs::symlink_metadata(&dir).is_ok_and(|metadata| metadata.is_dir()) {
@@ -299,7 +299,7 @@ fn is_hidden_below(layer: &Path, resolved: &[String], lookups: &mut usize) -> Re
 }
 
 /// Subtracts a number of lookups from the lookups that are left.
-fn spend(lookups: &mut usize, names: usize) -> Result<(), Errno> {
+fn subtract_lookups(lookups: &mut usize, names: usize) -> Result<(), Errno> {
     *lookups = lookups.checked_sub(names).ok_or(Errno::E2BIG)?;
     Ok(())
 }

@@ -155,7 +155,7 @@ impl Cache {
     }
 
     /// Caches the failure of the servers for a question. If the cache has an answer, the function does nothing: even an
-    /// expired answer is more useful.
+    /// expired answer is more useful than a failure.
     pub(crate) fn put_failure(&mut self, question: Question) {
         if self.get(&question).is_some() {
             return;

@@ -25,20 +25,20 @@ const SKIPPED_MAX: usize = 16;
 pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum time for an answer by TCP. The time begins after the truncated answer by UDP.
 const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
-/// Time after the start of an exchange at which it stops to wait for TCP. The caller ends an exchange after
-/// [`ANSWER_TIMEOUT`]. So a late truncated answer is used before the caller ends the exchange.
+/// Maximum time from the start of an exchange until the end of its wait for TCP. The caller ends an exchange after
+/// [`ANSWER_TIMEOUT`]. So a late truncated answer is used before that.
 const TCP_END: Duration = ANSWER_TIMEOUT.saturating_sub(Duration::from_millis(100));
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
 /// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. Other data may look like pointers.
-/// Of messages with 16 KiB of random data, fewer than one in 200,000 has a longer chain.
+/// Fewer than one in 200,000 messages with 16 KiB of random data has a longer chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;
 
 /// The answer of a server.
 pub(crate) struct Received {
-    /// The decoded answer. Of an answer above 4 KiB, only the header and the question are decoded.
+    /// The decoded answer. If the answer is above 4 KiB, only its header and question are decoded.
     pub(crate) message: Message,
     /// The answer in wire format.
     pub(crate) bytes: Vec<u8>,

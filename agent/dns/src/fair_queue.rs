@@ -43,7 +43,7 @@ impl<T> FairQueue<T> {
         self.total += 1;
     }
 
-    /// The next query of the next client.
+    /// Removes and returns the next query of the next client.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let client = self.order.pop_front()?;
         let queue = self.clients.get_mut(&client)?;

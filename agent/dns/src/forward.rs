@@ -46,7 +46,7 @@ pub struct Upstream {
     pub(crate) metrics: Arc<Metrics>,
 }
 
-/// Why a server gave no answer.
+/// The reason why a server gave no answer.
 enum NoAnswer {
     /// The exchange with the server failed.
     Exchange(io::Error),
@@ -137,7 +137,7 @@ impl Upstream {
         }
     }
 
-    /// Maximum concurrent queries for clients. The rest is for renewals.
+    /// Maximum concurrent queries for clients. The rest of the maximum is for renewals.
     pub(crate) fn max_of_clients(&self) -> usize {
         self.max_pending - self.max_pending / RENEWALS_PART
     }

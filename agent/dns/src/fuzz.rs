@@ -18,8 +18,8 @@ const NAMESPACE: &str = "default";
 /// Endpoints of the service `many`. An answer with all of them is larger than a message.
 const MANY: u16 = 2100;
 
-/// Fuzz target: messages of clients and of other servers, and the resolver's configuration. A message of a client is
-/// answered from all services, and as before the first lists.
+/// Fuzz target: messages of clients and of other servers, and the resolver's configuration. Each message of a client is
+/// answered twice: with all services, and with empty tables, as before the first lists.
 pub fn dns(data: &[u8]) {
     static SERVER: LazyLock<Option<([Zone; 2], Arc<Upstream>)>> = LazyLock::new(|| {
         let zones = [zone(tables())?, zone(Tables::default())?];

@@ -39,7 +39,7 @@ const KERNEL_BUFFER: usize = 1 << 20;
 /// Delay after an error of a socket, before the next attempt.
 const ERROR_DELAY: Duration = Duration::from_millis(100);
 
-/// Why the server cannot serve.
+/// The reason why the server cannot serve.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot serve DNS at {address} by {protocol}")]
 pub struct ServerError {
@@ -278,7 +278,7 @@ impl UdpQuery {
     }
 }
 
-/// How and when a query arrived.
+/// The transport and the arrival time of a query.
 struct ReceivedBy {
     client: IpAddr,
     is_tcp: bool,

@@ -119,7 +119,7 @@ impl Zone {
     }
 }
 
-/// One question.
+/// The look-up for one question.
 struct Lookup<'a> {
     zone: &'a Zone,
     tables: &'a Tables,

@@ -50,7 +50,7 @@ pub(crate) struct Rank {
     pub(crate) name: String,
 }
 
-/// Why a policy has no effect.
+/// The reason why a policy has no effect.
 #[derive(Debug, thiserror::Error)]
 pub enum InvalidPolicy {
     /// The specification does not have the schema of the API.

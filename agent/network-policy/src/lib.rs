@@ -1,10 +1,11 @@
 //! Network policies as nftables chains, sets and verdict maps.
 //!
-//! [`Model`] turns policies, namespaces and pods into a table of chains and sets, and records what each change touches.
-//! The model is pure. [`Enforcer`] writes the recorded difference to the kernel as one transaction.
+//! [`Model`] turns policies, namespaces and pods into a table of chains and sets, and records the chains and elements
+//! that each change affects. The model is pure. [`Enforcer`] writes the recorded difference to the kernel as one
+//! transaction.
 //!
 //! Invariants:
-//! - the work for a change is proportional to what the change touches, not to all policies and pods;
+//! - the work for a change is proportional to the affected chains and elements, not to all policies and pods;
 //! - a pod that a policy selects is in its map before the model returns, so no packet passes without that policy;
 //! - open connections that a change forbids are marked, and the table drops their packets;
 //! - the table stays in the kernel when the agent ends, and is replaced in one transaction after its next start;

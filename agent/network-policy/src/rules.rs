@@ -13,9 +13,9 @@ use crate::facts::{PodFacts, protocol};
 /// Direction of packets, as seen by the selected pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Direction {
-    /// To the pod. The peer is the source.
+    /// Packets to the pod. The peer is the source.
     Ingress,
-    /// From the pod. The peer is the destination.
+    /// Packets from the pod. The peer is the destination.
     Egress,
 }
 

@@ -89,9 +89,9 @@ pub struct Conditions {
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq, Eq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Hints {
-    /// Nodes in these zones.
+    /// Names of zones whose nodes are preferred.
     pub for_zones: Option<Vec<Named>>,
-    /// These nodes.
+    /// Names of the preferred nodes.
     pub for_nodes: Option<Vec<Named>>,
 }
 

@@ -62,11 +62,11 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
     let weight = request.unwrap_or(limit);
     let mut unified = HashMap::new();
     if machine.cgroup_v2 {
-        // The OOM killer ends all processes of the container: a container must not continue without some of
-        // them.
+        // The OOM killer ends all processes of the container, because a container must not continue with only some of
+        // its processes.
         unified.insert("memory.oom.group".to_owned(), "1".to_owned());
         if machine.limits_swap {
-            // As upstream's NoSwap (`ConfigureNoSwap`): also a container without a memory limit uses no swap.
+            // As with upstream's NoSwap (`ConfigureNoSwap`), a container without a memory limit uses no swap either.
             unified.insert("memory.swap.max".to_owned(), "0".to_owned());
         }
     }

@@ -10,7 +10,7 @@ use coracle_values::CollectMap;
 /// Usage of a cgroup. Values that the kernel does not have are None.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CgroupUsage {
-    /// When the cgroup was created.
+    /// Creation time of the cgroup.
     pub(crate) created: Option<SystemTime>,
     /// Processor time in nanoseconds.
     pub(crate) cpu_nanos: Option<u64>,

@@ -12,7 +12,7 @@ use crate::topology::machine::{Cpu, CpuTopology, Level};
 
 pub(crate) use distribute::{Distribution, distributed};
 
-/// Why CPUs cannot be chosen. The messages are upstream's.
+/// The reason why CPUs cannot be chosen. The messages are upstream's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum AssignError {
     #[error("not enough cpus available to satisfy request: requested={requested}, available={available}")]
@@ -23,7 +23,7 @@ pub(crate) enum AssignError {
     Accounting(usize),
 }
 
-/// How CPUs are chosen.
+/// The order in which CPUs are chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Order {
     /// Whole cores first.
@@ -161,7 +161,7 @@ impl<'a> Accumulator<'a> {
         self.free_in(level, part).len() == whole
     }
 
-    /// Takes the parts that are completely free and not larger than what is needed.
+    /// Takes the parts that are completely free and not larger than the number of needed CPUs.
     fn take_whole(&mut self, level: Level, parts: Vec<u32>) {
         let free: Vec<u32> = parts.into_iter().filter(|part| self.is_free(level, *part)).collect();
         for part in free {

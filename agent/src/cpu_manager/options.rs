@@ -22,7 +22,7 @@ pub struct CpuOptions {
     pub(super) placement: Placement,
 }
 
-/// How CPUs are chosen.
+/// The placement of exclusive CPUs on the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Placement {
     /// As few cores, caches, sockets and NUMA nodes as possible.
@@ -49,7 +49,7 @@ const ALPHA: [&str; 2] = [BY_SOCKET, ACROSS_CORES];
 // === impl CpuOptions ===
 
 impl CpuOptions {
-    /// Parses the options. `has_alpha` says whether alpha options are enabled.
+    /// Parses the options. `has_alpha` is true if alpha options are enabled.
     ///
     /// # Errors
     /// A message for an unknown option, a value that is not a boolean, or options that exclude each other.

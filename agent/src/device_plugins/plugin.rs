@@ -37,7 +37,7 @@ const LISTS_MAX: usize = 4096;
 /// Maximum bytes of a device's id. The API says 63 characters, which upstream does not check.
 const ID_MAX: usize = 256;
 
-/// Why a call of a plugin failed.
+/// The reason why a call of a plugin failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum PluginError {
     #[error("cannot connect to the socket {path}")]

@@ -84,7 +84,8 @@ impl DevicePluginHandler for DevicePlugins {
 
 impl DevicePlugins {
     /// Reserves a place in the queue of the task that follows plugins. The place is reserved before the plugin is added
-    /// to the table. If the client disconnects during the wait, the table must not keep a plugin that is not followed.
+    /// to the table. Otherwise, if the client disconnects during the wait, the table would keep a plugin that no task
+    /// follows.
     async fn place(&self) -> Result<mpsc::Permit<'_, Connected>, Status> {
         let place = self.shared.connected.reserve().await;
         place.map_err(|_closed| Status::unavailable("the node is stopping"))

@@ -59,7 +59,7 @@ pub(super) struct Owner<'a> {
 /// The next step of an allocation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing: the container has its devices.
+    /// No step is left: the container has its devices.
     Done,
     /// The container has these devices, and the plugin must be called for them.
     Call(Vec<String>),
@@ -67,7 +67,7 @@ pub(super) enum Step {
     Choose(Choice),
 }
 
-/// Why a container does not get its devices. The messages are upstream's.
+/// The reason why a container does not get its devices. The messages are upstream's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// The pod is rejected.
@@ -161,7 +161,7 @@ impl Table {
         }
     }
 
-    /// The resources that the node has, without those whose plugin did not come back.
+    /// Names of the node's resources, except resources whose plugin did not register again.
     pub(super) fn names(&self) -> Vec<String> {
         let present = self.resources.iter().filter(|(_, resource)| !resource.is_removed);
         present.map(|(name, _)| name.clone()).collect()
@@ -253,8 +253,8 @@ impl Table {
         Err(Refusal::Wait(format!("{message} {name}")))
     }
 
-    /// Devices that a container can take over: the devices of the pod's init containers that end before it starts,
-    /// except devices that a later container keeps.
+    /// Devices that a container can take over. These are the devices of init containers that end before the container
+    /// starts, except devices that a later container keeps.
     pub(super) fn reusable(
         &self,
         owner: Owner<'_>,

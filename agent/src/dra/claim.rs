@@ -11,7 +11,8 @@ use super::record::{Device, Key, Record};
 /// Maximum length of a claim's uid, which is the name of its record's file.
 const UID_MAX: usize = 64;
 
-/// Why a pod cannot use a claim. Upstream's messages (`staging/src/k8s.io/dynamic-resource-allocation/resourceclaim`).
+/// The reason why a pod cannot use a claim. Upstream's messages
+/// (`staging/src/k8s.io/dynamic-resource-allocation/resourceclaim`).
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClaimError {
     #[error("pod claim {0}: the ResourceClaim has not been created from the template yet")]

@@ -37,7 +37,7 @@ const NAMES_MAX: usize = 4096;
 /// Maximum bytes of a name.
 pub(super) const NAME_MAX: usize = 512;
 
-/// Why a call of a driver failed.
+/// The reason why a call of a driver failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
     #[error("{call}: the driver did not answer within {} seconds", CALL_TIMEOUT.as_secs())]

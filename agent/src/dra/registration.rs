@@ -50,7 +50,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(120);
 /// Delay before the directory is read again after an error.
 const READ_RETRY: Duration = Duration::from_secs(10);
 
-/// Why a plugin is not registered.
+/// The reason why a plugin is not registered.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RegistrationError {
     #[error("cannot connect to the socket {path}")]

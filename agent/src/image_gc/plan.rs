@@ -124,8 +124,8 @@ pub(super) fn plan(policy: &ImageGcPolicy, need: SpaceToFree, images: &[Image], 
             continue;
         }
         // Ignore timestamps in the future: the clock was set back.
-        let young = age(image.pulled, now).and_then(|age| policy.minimum_age.checked_sub(age));
-        if let Some(left) = young.filter(|left| !left.is_zero()) {
+        let until_old_enough = age(image.pulled, now).and_then(|age| policy.minimum_age.checked_sub(age));
+        if let Some(left) = until_old_enough.filter(|left| !left.is_zero()) {
             plan.again = Some(plan.again.map_or(left, |again| again.min(left)));
             continue;
         }

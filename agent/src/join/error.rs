@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Why a machine cannot join a cluster, or cannot continue as its node.
+/// The reason why a machine cannot join a cluster, or cannot continue as its node.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// A setting is invalid.

@@ -41,7 +41,7 @@ pub(super) struct Identity {
     until: jiff::Timestamp,
 }
 
-/// Why no certificate was issued.
+/// The reason why no certificate was issued.
 #[derive(Debug)]
 pub(super) enum Failure {
     Api(Box<kube::Error>),
@@ -171,7 +171,7 @@ impl Identity {
         Duration::try_from(self.until.duration_since(self.from)).unwrap_or_default()
     }
 
-    /// When to renew the certificate: after this fraction of its lifetime (0.7 to 0.9).
+    /// Time at which the certificate is renewed: after this fraction of its lifetime (0.7 to 0.9).
     pub(super) fn renewal_time(&self, fraction: f64) -> jiff::Timestamp {
         let lifetime = self.until.duration_since(self.from).as_secs_f64();
         jiff::SignedDuration::try_from_secs_f64(lifetime * fraction)

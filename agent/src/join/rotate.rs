@@ -35,7 +35,7 @@ const MIN_ROTATION_INTERVAL: Duration = Duration::from_secs(15 * 60);
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
 /// Renews the client certificate before it expires. Runs until dropped. An expired certificate cannot authenticate a
-/// request. Then an error says what to do.
+/// request. After the expiry, an error with advice is logged.
 pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
     let wanted = RequestedIdentity::client(node);
     loop {

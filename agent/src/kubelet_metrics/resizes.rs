@@ -12,7 +12,7 @@ const DURATIONS: [f64; 14] = [
     300_000.0, 600_000.0,
 ];
 
-/// Why a deferred resize is evaluated again.
+/// The reason why a deferred resize is evaluated again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryTrigger {
     /// A pod requests a resize.
@@ -23,7 +23,7 @@ pub(crate) enum RetryTrigger {
     PodsAdded,
 }
 
-/// Why a resize is infeasible.
+/// The reason why a resize is infeasible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InfeasibleReason {
     /// The resize is larger than the node.

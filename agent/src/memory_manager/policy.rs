@@ -165,7 +165,7 @@ impl MemoryState {
             }
         }
         if self.nodes.len() != expected.nodes.len()
-            || !self.nodes.keys().all(|node| self.is_alike(&expected, *node))
+            || !self.nodes.keys().all(|node| self.is_same_node(&expected, *node))
         {
             return Err(
                 "[memorymanager] the expected machine state is different from the real one".to_owned()
@@ -185,8 +185,8 @@ impl MemoryState {
         Ok(())
     }
 
-    /// Whether a node is the same in both states. Free and reserved memory is compared by groups.
-    fn is_alike(&self, other: &Self, number: u32) -> bool {
+    /// Whether both states agree about a NUMA node. Free and reserved memory is compared by groups.
+    fn is_same_node(&self, other: &Self, number: u32) -> bool {
         let (Some(own), Some(others)) = (self.nodes.get(&number), other.nodes.get(&number)) else {
             return false;
         };

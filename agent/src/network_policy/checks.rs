@@ -17,9 +17,9 @@ use crate::deadline::until;
 
 /// Minimum delay after a check, before the next check. A check takes 8 to 20 ms of a processor, because the kernel
 /// walks through its table of connections. During a burst of changes, one check serves all changes during a delay.
-const REST: Duration = Duration::from_millis(100);
-/// Maximum back-off after failed checks. The first back-off is [`REST`]. A kernel without connection tracking by
-/// netlink fails each check.
+const MIN_CHECK_DELAY: Duration = Duration::from_millis(100);
+/// Maximum back-off after failed checks. The first back-off is [`MIN_CHECK_DELAY`]. A kernel without connection
+/// tracking by netlink fails each check.
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
 /// The policies and pods, which a check reads while they change. Each connection gets the verdict of one moment; the
@@ -49,7 +49,7 @@ pub(super) struct Checks {
     due: Option<Due>,
     running: Option<JoinHandle<Outcome>>,
     /// End of the delay after the last check, or of the back-off after a failed check. The time may have passed.
-    rests_until: Option<Instant>,
+    delayed_until: Option<Instant>,
     /// The socket of the checks, while no check runs.
     channel: Option<Channel>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
@@ -95,11 +95,11 @@ impl Checks {
             model,
             due: None,
             running: None,
-            rests_until: None,
+            delayed_until: None,
             channel: None,
             has_forbidden: false,
             has_failed: false,
-            backoff: Backoff::new(REST, MAX_BACKOFF),
+            backoff: Backoff::new(MIN_CHECK_DELAY, MAX_BACKOFF),
         }
     }
 
@@ -118,15 +118,15 @@ impl Checks {
         };
         self.due = Some(due.and(self.due.take()));
         if self.has_failed {
-            let soon = Instant::now() + REST;
-            self.rests_until = self.rests_until.map(|at| at.min(soon));
+            let soon = Instant::now() + MIN_CHECK_DELAY;
+            self.delayed_until = self.delayed_until.map(|at| at.min(soon));
         }
         self.start();
     }
 
     /// Starts the next check, unless one runs, or has ended shortly before.
     fn start(&mut self) {
-        if self.running.is_some() || self.rests_until.is_some_and(|at| at > Instant::now()) {
+        if self.running.is_some() || self.delayed_until.is_some_and(|at| at > Instant::now()) {
             return;
         }
         if let Some(due) = self.due.take() {
@@ -147,8 +147,8 @@ impl Checks {
             return self.end(outcome);
         }
         // A check that is due waits for the end of a rest.
-        until(self.rests_until.filter(|_| self.due.is_some())).await;
-        self.rests_until = None;
+        until(self.delayed_until.filter(|_| self.due.is_some())).await;
+        self.delayed_until = None;
         self.start();
     }
 
@@ -158,7 +158,7 @@ impl Checks {
                 self.channel = Some(channel);
                 self.has_failed = false;
                 self.backoff.reset();
-                self.rests_until = Some(Instant::now() + REST);
+                self.delayed_until = Some(Instant::now() + MIN_CHECK_DELAY);
                 self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
                 tracing::debug!(
                     listed = counts.listed,
@@ -171,7 +171,7 @@ impl Checks {
                 // Without another attempt, forbidden connections would stay open until the next change of a policy. A
                 // check of the addresses that are due would not include those of the failed check.
                 self.due = Some(Due::All);
-                self.rests_until = Some(Instant::now() + self.backoff.next_delay());
+                self.delayed_until = Some(Instant::now() + self.backoff.next_delay());
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "cannot check open connections against the network policies, retrying"
@@ -212,8 +212,8 @@ mod tests {
             checks.begin(Some(Effect::MayForbid(addresses(&[3]))));
             assert_eq!(checks.due, Some(Due::Of(addresses(&[2, 3]))));
             checks.next().await;
-            assert!(checks.running.is_none() && checks.rests_until.is_some(), "a rest follows a check");
-            checks.rests_until = Some(Instant::now() + Duration::from_secs(3600));
+            assert!(checks.running.is_none() && checks.delayed_until.is_some(), "a delay follows a check");
+            checks.delayed_until = Some(Instant::now() + Duration::from_secs(3600));
             checks.begin(Some(Effect::MayForbid(addresses(&[4]))));
             assert!(checks.running.is_none());
             assert_eq!(
@@ -221,7 +221,7 @@ mod tests {
                 Some(Due::Of(addresses(&[2, 3, 4]))),
                 "one check serves all changes of a rest"
             );
-            checks.rests_until = Some(Instant::now());
+            checks.delayed_until = Some(Instant::now());
             checks.next().await;
             assert!(checks.running.is_some() && checks.due.is_none(), "the next check");
             checks.begin(Some(Effect::MayForbid(addresses(&[4]))));
@@ -232,7 +232,7 @@ mod tests {
             checks.next().await;
             checks.next().await;
             assert!(checks.running.is_none() && checks.channel.is_some() && !checks.has_failed);
-            checks.rests_until = Some(Instant::now());
+            checks.delayed_until = Some(Instant::now());
             checks.begin(Some(Effect::MayForbid(addresses(&[6]))));
             assert!(checks.running.is_some(), "a change after a rest is checked at once");
             checks.next().await;
@@ -256,10 +256,10 @@ mod tests {
             assert!(!checks.has_failed && checks.due.is_none());
             checks.running = Some(tokio::task::spawn_blocking(failed));
             checks.next().await;
-            checks.rests_until = Some(Instant::now() + MAX_BACKOFF);
+            checks.delayed_until = Some(Instant::now() + MAX_BACKOFF);
             checks.begin(effect());
-            let soon = Instant::now() + REST;
-            assert!(checks.rests_until.is_some_and(|at| at <= soon), "a change ends the back-off");
+            let soon = Instant::now() + MIN_CHECK_DELAY;
+            assert!(checks.delayed_until.is_some_and(|at| at <= soon), "a change ends the back-off");
         });
     }
 }

@@ -49,7 +49,7 @@ struct Kind {
     objects: Option<Events<DynamicObject>>,
     /// Whether the last request for objects was refused.
     is_refused: bool,
-    /// Why the policies are not known. None while the policies are known.
+    /// The reason why the policies are not known. None while the policies are known.
     failure: Option<String>,
     /// Names of the list that is being received.
     listed: HashSet<String>,
@@ -78,7 +78,7 @@ impl ClusterPolicies {
         self.kinds.iter().all(|kind| kind.is_complete)
     }
 
-    /// Why the policies of a kind are not known, if a request for them failed.
+    /// The reason why the policies of a kind are not known, if a request for them failed.
     pub(super) fn failure(&self) -> Option<&str> {
         self.kinds.iter().find_map(|kind| kind.failure.as_deref().filter(|_| !kind.is_complete))
     }

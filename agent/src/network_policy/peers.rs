@@ -29,7 +29,7 @@ pub(super) struct Listing<K> {
     pub(super) listed: HashSet<K>,
     /// Whether the list was complete once.
     pub(super) is_complete: bool,
-    /// Why requests for the first list failed. None after the first list, or if no request has failed.
+    /// The reason why requests for the first list failed. None after the first list, or if no request has failed.
     failure: Option<String>,
 }
 
@@ -78,7 +78,7 @@ impl<K> Listing<K> {
         event.inspect_err(record).ok()
     }
 
-    /// Why the first list is not complete, if a request for it failed.
+    /// The reason why the first list is not complete, if a request for it failed.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -137,7 +137,7 @@ impl Peers {
         self.listed_pods.is_complete && self.listed_namespaces.is_complete
     }
 
-    /// Why a list is not complete, if a request for it failed.
+    /// The reason why a list is not complete, if a request for it failed.
     pub(super) fn failure(&self) -> Option<&str> {
         self.listed_pods.failure().or_else(|| self.listed_namespaces.failure())
     }
@@ -146,7 +146,7 @@ impl Peers {
 // === impl Nodes ===
 
 impl Nodes {
-    /// Why the list is not complete, if a request for it failed.
+    /// The reason why the list is not complete, if a request for it failed.
     pub(super) fn failure(&self) -> Option<&str> {
         self.listed.failure()
     }

@@ -63,14 +63,14 @@ impl DiskLevels {
         }
     }
 
-    /// The resource that is short. None if both suffice or are unknown. `lasts` says whether a shortage was found before.
+    /// The resource that is short. None if both suffice or are unknown. `lasts` is true if a shortage was found before.
     /// Such a shortage ends only when the minimum is reclaimed.
     pub(crate) fn shortage(&self, thresholds: &EvictionThresholds, lasts: bool) -> Option<DiskShortage> {
         self.shortages(thresholds, |_| lasts).into_iter().flatten().next()
     }
 
-    /// The resources that are short, bytes first. `lasts` says whether a resource was short before. Such a shortage ends
-    /// only when the minimum is reclaimed.
+    /// The resources that are short, bytes first. `lasts` is true for a resource that was short before. Such a shortage
+    /// ends only when the minimum is reclaimed.
     pub(crate) fn shortages(
         &self,
         thresholds: &EvictionThresholds,

@@ -55,7 +55,7 @@ pub(crate) struct PressureConditions {
     current: watch::Sender<Pressure>,
 }
 
-/// When each resource was last short.
+/// Last time of a shortage of each resource.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastShort {
     memory: Option<Instant>,
@@ -126,7 +126,7 @@ impl MachineLevels {
         self.shortages(thresholds, |resource| last == Some(resource)).into_iter().flatten().next()
     }
 
-    /// The resources that are short, memory first. `lasts` says whether a resource was short before.
+    /// The resources that are short, memory first. `lasts` is true for a resource that was short before.
     pub(crate) fn shortages(
         &self,
         thresholds: &EvictionThresholds,
@@ -153,7 +153,7 @@ impl MachineLevels {
             || self.pids.is_near(before.pids, thresholds.pid_available)
     }
 
-    /// The conditions with these amounts. `disk` says whether the disk is short.
+    /// The conditions with these amounts. `disk` is true if the disk is short.
     pub(crate) fn pressure(&self, thresholds: &EvictionThresholds, disk: bool) -> Pressure {
         Pressure {
             memory: self.memory.is_short(thresholds.memory_available)

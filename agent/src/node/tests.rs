@@ -277,10 +277,10 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         let network_of_pods = PodNetwork::Cni(network.clone());
         let agent = NodeAgent::new(config, client, recorder, network_of_pods).expect("properties");
         let running = tokio::spawn(agent.run(shutdown.clone()));
-        let said = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
+        let message = "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
                     message:plugin theirs: no uplink (code 50)";
-        let refused = || api.ready_condition().is_some_and(|is| is["message"] == said);
-        until(said, 10, refused).await;
+        let refused = || api.ready_condition().is_some_and(|is| is["message"] == message);
+        until(message, 10, refused).await;
         let condition = api.ready_condition().expect("a condition");
         assert_eq!(
             (&condition["status"], &condition["reason"]),
@@ -312,7 +312,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
             ..coracle_cni::Attachment::default()
         };
         network.add(&pod).await.expect_err("busy");
-        until(said, 10, refused).await;
+        until(message, 10, refused).await;
         // An invalid list is reported as such.
         std::fs::write(dir.path().join("net.d/1.conflist"), "{").expect("list");
         until("a broken list", 10, || {

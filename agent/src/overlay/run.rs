@@ -27,7 +27,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Delay before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
 /// first.
-const BEFORE_TEST: Duration = Duration::from_millis(300);
+const TEST_DELAY: Duration = Duration::from_millis(300);
 /// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs two
 /// answers that a port is closed. By default a kernel sends at most 1000 of these a second (icmp_msgs_per_sec).
 const TEST_SPACING: Duration = Duration::from_millis(4);
@@ -312,7 +312,7 @@ impl PathTests {
         let before = self.waiting.len();
         self.waiting.extend(peers);
         if self.waiting.len() > before {
-            self.at = Some(Instant::now() + BEFORE_TEST + delay);
+            self.at = Some(Instant::now() + TEST_DELAY + delay);
         }
     }
 
@@ -330,7 +330,7 @@ impl PathTests {
     fn start(&mut self, overlay: &Overlay) {
         self.at = None;
         if self.running.is_some() {
-            self.at = Some(Instant::now() + BEFORE_TEST);
+            self.at = Some(Instant::now() + TEST_DELAY);
             return;
         }
         let paths = overlay.paths(&std::mem::take(&mut self.waiting));

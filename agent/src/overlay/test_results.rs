@@ -36,14 +36,14 @@ struct PeerResult {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Offload {
-    /// On, the default of new devices.
+    /// The offload is on, as in new devices.
     #[default]
     On,
-    /// Off: packets with offload were lost.
+    /// The offload is off, because packets with offload were lost.
     Off,
-    /// On: packets without offload were lost, too.
+    /// The offload is on, because packets without offload were lost, too.
     OnAlthoughLost,
-    /// Off: an administrator has switched it off, and it stays off.
+    /// An administrator has switched the offload off. It stays off.
     OffByAdministrator,
 }
 
@@ -92,8 +92,8 @@ impl TestResults {
                 (in_a_row(wrong, known.wrong), in_a_row(lost_offloaded, known.lost_offloaded));
             *known = PeerResult { paths, wrong, lost_offloaded };
         }
-        let suspect = self.peers.values().any(|peer| peer.lost_offloaded >= CONFIRMED);
-        let (next, switch) = match (suspect, self.offload) {
+        let is_confirmed = self.peers.values().any(|peer| peer.lost_offloaded >= CONFIRMED);
+        let (next, switch) = match (is_confirmed, self.offload) {
             (true, Offload::On) => (Offload::Off, Some(false)),
             (true, Offload::Off) => (Offload::OnAlthoughLost, Some(true)),
             (_, as_it_is) => (as_it_is, None),

@@ -134,7 +134,7 @@ struct SandboxConfig {
     omitted: Vec<String>,
 }
 
-/// Why an action must be retried.
+/// The reason why an action must be retried.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ApplyError {
     /// A call of the runtime failed.

@@ -54,8 +54,8 @@ impl KeyedBackoff {
         }
         let until = event.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
         // A clock that was set back must not extend the wait.
-        let sane = now.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
-        (now < until).then(|| until.min(sane))
+        let latest = now.checked_add(entry.delay).unwrap_or(Timestamp::MAX);
+        (now < until).then(|| until.min(latest))
     }
 
     /// The end of the wait after the last [`KeyedBackoff::fail`]. None if the wait is over.

@@ -33,7 +33,7 @@ pub(crate) struct Sources {
     pub(crate) node: BTreeMap<String, Quantity>,
 }
 
-/// Why an environment cannot be computed. The texts are the kubelet's.
+/// The reason why an environment cannot be computed. The texts are the kubelet's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EnvError {
     #[error("configmap \"{0}\" not found")]

@@ -66,9 +66,9 @@ pub(crate) struct Eviction {
     heartbeats: watch::Receiver<()>,
     /// Whether the node was low on disk space in the previous round.
     was_short: bool,
-    /// When the next round for a lack of disk space is due.
+    /// Time of the next round for a lack of disk space.
     disk_due: Instant,
-    /// When the next round for a disk that fills up quickly is due.
+    /// Time of the next round for a disk that fills up quickly.
     early_due: Instant,
     /// Time from which an ordinary eviction for the current shortage of the disk is permitted, see [`Pace::Ordinary`].
     ordinary_due: Instant,
@@ -80,7 +80,7 @@ pub(crate) struct Eviction {
     disk: Crossed<Resource>,
     /// The measurement of the pods' disks.
     measurement: Measurement<MeasuredPods>,
-    /// How fast the disk fills up.
+    /// The trend of the disk's free space.
     trend: DiskTrend,
     /// The amounts of the previous round.
     levels: MachineLevels,

@@ -21,8 +21,8 @@ pub(crate) struct Target<'a> {
     pub(crate) ip: Option<&'a String>,
 }
 
-/// Why a hook failed. The text does not contain the output of the command or server. The text appears in events and
-/// statuses, and the output may contain secrets.
+/// The reason why a hook failed. The text does not contain the output of the command or server. The text appears in
+/// events and statuses, and the output may contain secrets.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookError {
     #[error("exec failed: {0}")]

@@ -27,7 +27,7 @@ pub(crate) enum Action {
     Finish,
     /// Create the cgroup and the volumes, or adopt the cgroup and the volumes that an earlier agent created.
     Prepare,
-    /// There is no running sandbox: stop what is left of the last sandbox, prepare, and create the next sandbox.
+    /// There is no running sandbox. Stop the rest of the last sandbox, prepare, and create the next sandbox.
     MakeSandbox { attempt: u32, first: Vec<String> },
     /// Start these containers, in this order.
     Start(Vec<StartContainer>),
@@ -68,7 +68,7 @@ pub(crate) struct StartContainer {
 pub(crate) struct ResizeContainer {
     pub(crate) name: String,
     pub(crate) id: String,
-    /// Its current resources.
+    /// The current resources of the container.
     pub(crate) before: ResourceRequirements,
 }
 
@@ -225,7 +225,7 @@ fn run(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         }
     }
     for added in shape.ephemerals() {
-        if !was_there(input, &added.name) {
+        if !was_started(input, &added.name) {
             start(input, &added, plan, &mut starts);
         }
     }
@@ -243,8 +243,8 @@ fn run(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     plan.actions.push(Action::Start(starts));
 }
 
-/// Whether an ephemeral container was started before. After a boot only the pod's status records the start.
-fn was_there(input: &PlanInput<'_>, name: &str) -> bool {
+/// Whether an ephemeral container was started before. After a boot, only the pod's status records the start.
+fn was_started(input: &PlanInput<'_>, name: &str) -> bool {
     let reported =
         input.desired.pod().status.as_ref().and_then(|status| status.ephemeral_container_statuses.as_ref());
     match input.observed.latest(name) {
@@ -370,7 +370,7 @@ fn start(input: &PlanInput<'_>, container: &Container, plan: &mut Plan, starts: 
     });
 }
 
-/// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
+/// The end and the length in seconds of a container's back-off. `is_removed` is true if a restart of all containers
 /// removed the container. In this case the back-off of the pod applies, too, and the later end of the two back-offs
 /// counts.
 fn crash_wait(

@@ -133,7 +133,7 @@ impl Candidate {
         }
     }
 
-    /// How much is missing after the end of the pod: the sum of the squared parts of all resources.
+    /// The missing amount after the end of the pod: the sum of the squared parts of all resources.
     fn distance(&self, missing: &[Requirement]) -> f64 {
         let parts = missing.iter().map(|one| {
             let left = (one.amount - self.request(&one.name)).max(0);

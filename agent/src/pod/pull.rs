@@ -33,7 +33,7 @@ pub(crate) struct Present {
     pub(crate) user: ImageUser,
 }
 
-/// Why an image is not available. `waiting.reason` is shown in the container's status.
+/// The reason why an image is not available. `waiting.reason` is shown in the container's status.
 #[derive(Clone, Debug)]
 pub(crate) struct Missing {
     pub(crate) waiting: Waiting,
@@ -236,7 +236,7 @@ impl Subject<'_> {
         sandbox: Option<&cri::PodSandboxConfig>,
     ) -> Result<Present, Missing> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
-        let asked = Timestamp::now();
+        let requested = Timestamp::now();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         // As upstream, the pull time includes the wait for other pulls.
         let _running = self.node.metrics.pull_times.begin(uid);
@@ -275,7 +275,7 @@ impl Subject<'_> {
         records.pulled(begun, &image.id, &reference.repository(), secret).await;
         let took = std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default();
         self.node.metrics.pulled(image.size, took);
-        let with_wait = std::time::Duration::try_from(Timestamp::now() - asked).unwrap_or(took);
+        let with_wait = std::time::Duration::try_from(Timestamp::now() - requested).unwrap_or(took);
         self.event(
             Level::Normal,
             "Pulled",

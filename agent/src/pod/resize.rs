@@ -42,7 +42,7 @@ struct Decisions {
     accepted: Option<AcceptedResize>,
 }
 
-/// How a running container gets other resources.
+/// The way in which a running container gets other resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     Update,

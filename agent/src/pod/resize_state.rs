@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use coracle_proto::cri;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 
-/// Why a resize is not accepted.
+/// The reason why a resize is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PendingResize {
     /// `Deferred` or `Infeasible`.

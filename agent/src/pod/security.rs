@@ -52,7 +52,7 @@ pub(crate) struct ImageUser {
     pub(crate) name: String,
 }
 
-/// Why a container's user or seccomp profile is rejected.
+/// The reason why a container's user or seccomp profile is rejected.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum SecurityError {
     #[error("container's runAsUser breaks non-root policy (container: {0})")]

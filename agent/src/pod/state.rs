@@ -174,7 +174,7 @@ impl ObservedContainer {
     }
 }
 
-/// Why the whole pod was rejected or has failed, independent of its containers; final.
+/// The reason why the whole pod was rejected or has failed, independent of its containers; final.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) reason: String,
@@ -190,7 +190,7 @@ pub(crate) const TERMINATED: &str = "Terminated";
 /// The reason of the verdict of a pod that ends so that a critical pod fits on the node. The text is upstream's.
 pub(crate) const PREEMPTING: &str = "Preempting";
 
-/// Why a container has not started.
+/// The reason why a container has not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
     pub(crate) reason: String,
@@ -208,7 +208,7 @@ pub(crate) struct Probed {
 /// [`WorkerState::kill_requests`], [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
-    /// When this node first accepted the pod.
+    /// Time at which this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
     /// Whether the verdict is an eviction because the node is short of a resource, a shutdown of the machine, or a
@@ -217,7 +217,7 @@ pub(crate) struct WorkerState {
     /// The shortest grace period in seconds of the pod's evictions, including evictions that came while the pod was
     /// ending for another reason. A preemption and a shutdown of the machine are evictions, too.
     pub(crate) eviction_grace: Option<u32>,
-    /// Why containers have not started, by container name.
+    /// The reason why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
     pub(crate) crashes: KeyedBackoff,
@@ -250,7 +250,7 @@ pub(crate) struct WorkerState {
 /// Back-off of a pod that repeatedly restarts all of its containers. The removed containers start after its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RestartWait {
-    /// When the last container was removed.
+    /// Time of the removal of the last container.
     since: Timestamp,
     /// Length in seconds.
     pub(crate) seconds: i64,

@@ -118,8 +118,8 @@ impl UserIds {
         ids
     }
 
-    /// The same allocations. New blocks contain no subordinate ids of local users. If a local user later gets an id in
-    /// a block, the pod keeps the block.
+    /// Returns these allocations with a restriction: new blocks contain no subordinate ids of local users. If a local
+    /// user later gets an id in a block, the pod keeps the block.
     pub(crate) fn without_subordinate_ids(self) -> Self {
         Self { subordinate_files: Vec::from(subordinate::FILES.map(PathBuf::from)), ..self }
     }

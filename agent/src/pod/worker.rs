@@ -95,7 +95,7 @@ struct StatusChange {
 
 /// Runs a pod until it has ended and its resources are released. Dropping the future leaves the pod as it is.
 ///
-/// The arguments are boxed, because a future keeps the memory of its arguments for as long as it lives.
+/// The arguments are boxed, because a future keeps the memory of its arguments until the future is dropped.
 pub(crate) async fn run(start: Box<WorkerStart>) {
     let wake = Arc::clone(&start.wake);
     if let Some(received) = start.received {

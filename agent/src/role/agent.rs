@@ -75,7 +75,7 @@ pub(crate) async fn run(settings: Settings, connection: ControlPlaneConnection) 
     let membership = membership(&node, connection).await?;
     super::prepare(&node)?;
     let client = membership.client();
-    joined_dns::learn(&mut node, &client).await;
+    joined_dns::configure(&mut node, &client).await;
     let credentials = Credentials {
         client_ca: Some(membership.client_ca()),
         identity: Identity::Joined(Arc::new(membership)),
@@ -156,7 +156,7 @@ async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::
     Ok(join::resume(state, name)?.ok_or(NotJoined)?)
 }
 
-/// Joins a cluster, and shows what the machine waits for.
+/// Joins a cluster, and shows the current step of the join.
 async fn join_cluster(state: &Path, request: &JoinRequest<'_>) -> anyhow::Result<Membership> {
     let (node, server) = (request.node, request.endpoint);
     tracing::info!(node, %server, "joining the cluster");

@@ -50,7 +50,7 @@ enum Severity {
 struct Finding {
     what: String,
     severity: Severity,
-    /// Why the feature is missing. `None` if the feature exists.
+    /// The reason why the feature is missing. `None` if the feature exists.
     missing: Option<String>,
 }
 
@@ -60,7 +60,7 @@ struct Row<'a> {
     feature: &'a str,
     /// `ok`, `lacking` (optional) or `missing` (required).
     state: &'static str,
-    /// Why it is missing.
+    /// The reason why it is missing.
     reason: Option<&'a str>,
     /// The effect on the node, if the feature is missing.
     consequence: Option<&'static str>,

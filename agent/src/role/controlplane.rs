@@ -37,7 +37,7 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     let shutdown = signals.stop;
     let Some(plane) = until(&shutdown, start(&settings, shutdown.clone())).await? else { return Ok(()) };
     let (beats, heartbeats) = tokio::sync::watch::channel(());
-    coracle_threads::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
+    coracle_threads::spawn(super::program_pages::heartbeat_after_changes(plane.revisions(), beats));
     coracle_threads::spawn(super::program_pages::release_when_idle(plane.revisions(), heartbeats));
     if let Some(name) = issue_node {
         let identity = plane.node_identity(&name, &[plane.address().ip()])?;
@@ -66,7 +66,7 @@ pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::R
     let server = ExternalServer { client, pki_dir };
     let shutdown = super::until_signalled()?;
     let (beats, heartbeats) = tokio::sync::watch::channel(());
-    tokio::spawn(super::program_pages::beat_after_changes(changes.clone(), beats));
+    tokio::spawn(super::program_pages::heartbeat_after_changes(changes.clone(), beats));
     tokio::spawn(super::program_pages::release_when_idle(changes, heartbeats));
     tracing::info!(kubeconfig = %kubeconfig.display(), "controllers and scheduler run for another API server");
     let clients = ExternalClients::new(config(&settings)?, server)?;

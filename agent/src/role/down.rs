@@ -150,7 +150,8 @@ fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
 }
 
 /// Terminates the process that locks the run directory, and takes its lock. An interrupted `coracle cluster delete`
-/// leaves a `coracle down` that also waits for the lock, and may take the lock first: that process is terminated too.
+/// leaves a process `coracle down` that also waits for the lock. If that process takes the lock first, it is terminated
+/// too.
 async fn take_lock(run_dir: &Path) -> anyhow::Result<Lock> {
     for _ in 1..LOCK_ATTEMPTS {
         stop_holder(run_dir).await?;

@@ -33,17 +33,17 @@ struct JoinedDns {
     is_served_by_pods: bool,
 }
 
-/// Sets the addresses of cluster DNS to those of the Service, unless they are configured. The node stores them for its
-/// next starts, when the API server may be unreachable.
+/// Sets the addresses of cluster DNS to the addresses of the Service, unless addresses are configured. The node stores
+/// the addresses for its next starts, when the API server may be unreachable.
 ///
-/// Running pods may have another address: of an earlier version of this program, of a start without the API server, or of
-/// a Service that was changed. The node serves it until the next boot, which also ends these pods.
-pub(super) async fn learn(node: &mut Node, client: &Client) {
+/// Running pods may use another address: of an earlier version of this program, of a start without the API server, or
+/// of a Service that was changed. The node serves such an address until the next boot, which also ends these pods.
+pub(super) async fn configure(node: &mut Node, client: &Client) {
     if !node.dns.is_address_derived() {
         return;
     }
     let record = node.dirs.state.join("join/cluster-dns");
-    if let Some(dns) = asked_or_stored(&record, client).await {
+    if let Some(dns) = fetched_or_stored(&record, client).await {
         node.dns.addresses = dns.addresses;
         if dns.is_served_by_pods {
             node.dns.leave_to_pods();
@@ -60,7 +60,7 @@ fn served_since_boot(run_dir: &Path) -> Vec<IpAddr> {
 
 /// Cluster DNS as the Service defines it, or as the record if the request fails. `None` if the Service does not exist
 /// or has no cluster IP, or if there is no record after a failed request.
-async fn asked_or_stored(record: &Path, client: &Client) -> Option<JoinedDns> {
+async fn fetched_or_stored(record: &Path, client: &Client) -> Option<JoinedDns> {
     let stored = coracle_agent::read_text(record, RECORD_MAX).ok().and_then(|text| parse(&text));
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     let error = match tokio::time::timeout(TIMEOUT, services.get_opt(NAME)).await {
@@ -153,7 +153,7 @@ mod tests {
             answering(code, &status)
         };
         for unknown in [refused(404), refused(403), answering(200, &service(&["None"]))] {
-            assert_eq!(asked_or_stored(&record, &unknown).await, None);
+            assert_eq!(fetched_or_stored(&record, &unknown).await, None);
             assert!(!record.exists());
         }
         let dns = |addresses: &[&str], is_served_by_pods: bool| {
@@ -161,16 +161,16 @@ mod tests {
             Some(JoinedDns { addresses, is_served_by_pods })
         };
         let known = dns(&["fd43::a", "10.96.0.10"], false);
-        let asked = asked_or_stored(&record, &answering(200, &service(&["fd43::a", "10.96.0.10"]))).await;
-        assert_eq!(asked, known);
-        let stored = asked_or_stored(&record, &refused(403)).await;
+        let fetched = fetched_or_stored(&record, &answering(200, &service(&["fd43::a", "10.96.0.10"]))).await;
+        assert_eq!(fetched, known);
+        let stored = fetched_or_stored(&record, &refused(403)).await;
         assert_eq!(stored, known, "after a restart");
         std::fs::write(&record, "fd43::a\ntorn").unwrap();
         let mut with_pods = service(&["10.96.0.10"]);
         with_pods["spec"]["selector"] = json!({"k8s-app": "kube-dns"});
-        let asked = asked_or_stored(&record, &answering(200, &with_pods)).await;
-        assert_eq!(asked, dns(&["10.96.0.10"], true), "a damaged record is replaced");
-        assert_eq!(asked_or_stored(&record, &refused(403)).await, asked, "after a restart");
+        let fetched = fetched_or_stored(&record, &answering(200, &with_pods)).await;
+        assert_eq!(fetched, dns(&["10.96.0.10"], true), "a damaged record is replaced");
+        assert_eq!(fetched_or_stored(&record, &refused(403)).await, fetched, "after a restart");
     }
 
     #[tokio::test]
@@ -187,12 +187,12 @@ mod tests {
             (service(&["10.96.0.10"]), dns("10.96.0.10", false)),
             (with_pods, dns("10.96.0.10", true)),
         ] {
-            assert_eq!(asked_or_stored(&record, &answering(200, &service)).await, expected);
-            assert_eq!(asked_or_stored(&record, &answering(500, &json!({}))).await, expected, "stored");
+            assert_eq!(fetched_or_stored(&record, &answering(200, &service)).await, expected);
+            assert_eq!(fetched_or_stored(&record, &answering(500, &json!({}))).await, expected, "stored");
         }
         let removed = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "NotFound",
             "code": 404});
-        assert_eq!(asked_or_stored(&record, &answering(404, &removed)).await, None);
+        assert_eq!(fetched_or_stored(&record, &answering(404, &removed)).await, None);
         assert!(!record.exists());
     }
 
@@ -213,7 +213,7 @@ mod tests {
             coracle_agent::replace_private(&record, format!("{recorded}\n").as_bytes()).unwrap();
             let mut node = Settings::of_kubelet_file("maxPods: 7\n").node();
             node.dirs = Dirs { state: dir.path().to_owned(), run: dir.path().to_owned() };
-            learn(&mut node, &answering(200, &object)).await;
+            configure(&mut node, &answering(200, &object)).await;
             assert_eq!(node.dns.addresses, [current]);
             assert_eq!(node.dns.served_here(), served, "{recorded}");
         }

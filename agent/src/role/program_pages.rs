@@ -13,7 +13,7 @@ use libc::Elf32_Phdr as Header;
 use libc::Elf64_Phdr as Header;
 
 /// Time after which a start is complete, and after which a node without events is idle.
-const REST: Duration = Duration::from_secs(3);
+const IDLE_AFTER: Duration = Duration::from_secs(3);
 /// Time for the work of a heartbeat: the renewal of the lease, and the updates of status and network at the same time.
 pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Time after which the work that the last change caused has ended, too.
@@ -22,24 +22,27 @@ const AFTER_CHANGES: Duration = Duration::from_secs(30);
 
 /// Releases the program's pages some time after the start.
 pub(super) async fn release_after_start() {
-    tokio::time::sleep(REST).await;
+    tokio::time::sleep(IDLE_AFTER).await;
     release_pages();
 }
 
-/// Releases the program's pages and free memory each time the process becomes idle after changes of pods or of the
-/// store, or after requests to another API server. Does the same after each heartbeat of an idle node. An idle process
-/// has no timer between heartbeats.
+/// Releases the program's pages and free memory each time the process becomes idle after changes: of pods, of the
+/// store, or by requests to another API server. Also releases them after each heartbeat of an idle node. An idle
+/// process has no timer between heartbeats.
 pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
 }
 
-/// Heartbeats of a process without a node: one after each burst of changes. Work that the changes caused, for example
-/// in the store, may end after the first release.
+/// Sends the heartbeats of a process without a node: one heartbeat after each burst of changes. Work that the changes
+/// caused, for example in the store, may end after the first release.
 #[cfg(feature = "controlplane")]
-pub(super) async fn beat_after_changes<T>(mut changes: watch::Receiver<T>, beats: watch::Sender<()>) {
+pub(super) async fn heartbeat_after_changes<T>(
+    mut changes: watch::Receiver<T>,
+    heartbeats: watch::Sender<()>,
+) {
     while changes.changed().await.is_ok() {
         while let Ok(Ok(())) = tokio::time::timeout(AFTER_CHANGES, changes.changed()).await {}
-        beats.send_replace(());
+        heartbeats.send_replace(());
     }
 }
 
@@ -49,18 +52,18 @@ async fn when_idle<T>(
     mut release: impl FnMut(),
 ) {
     loop {
-        // Both arms are cancel-safe: a channel keeps what was not received. The second arm is disabled after the agent
-        // has ended.
+        // Both arms are cancel-safe: a channel keeps a change that was not received. The second arm is disabled after
+        // the agent has ended.
         let mut pause = tokio::select! {
             changed = changes.changed() => match changed {
-                Ok(()) => REST,
+                Ok(()) => IDLE_AFTER,
                 Err(_closed) => return,
             },
             Ok(()) = heartbeats.changed() => HEARTBEAT,
         };
         // During changes the pages are needed. So each change restarts the wait.
         while let Ok(Ok(())) = tokio::time::timeout(pause, changes.changed()).await {
-            pause = REST;
+            pause = IDLE_AFTER;
         }
         heartbeats.mark_unchanged();
         release();
@@ -177,12 +180,12 @@ mod tests {
         let Node { changes, heartbeats, mut releases, waiting } = node();
         tokio::task::yield_now().await;
         changes.send_replace(());
-        tokio::time::sleep(REST / 2).await;
+        tokio::time::sleep(IDLE_AFTER / 2).await;
         // Pods are still changing: the heartbeat alone does not release pages that are needed.
         heartbeats.send_replace(());
         changes.send_replace(());
-        assert!(releases.recv().await.is_some_and(|at| at >= REST / 2 * 3));
-        tokio::time::sleep(REST).await;
+        assert!(releases.recv().await.is_some_and(|at| at >= IDLE_AFTER / 2 * 3));
+        tokio::time::sleep(IDLE_AFTER).await;
         assert!(releases.try_recv().is_err());
         heartbeats.send_replace(());
         assert!(releases.recv().await.is_some());
@@ -196,7 +199,7 @@ mod tests {
         heartbeats.send_replace(());
         tokio::time::sleep(HEARTBEAT / 2).await;
         changes.send_replace(());
-        assert!(releases.recv().await.is_some_and(|at| at >= HEARTBEAT / 2 + REST));
+        assert!(releases.recv().await.is_some_and(|at| at >= HEARTBEAT / 2 + IDLE_AFTER));
         drop((changes, heartbeats));
         assert!(waiting.await.is_ok());
     }
@@ -206,14 +209,14 @@ mod tests {
     async fn a_process_without_a_node_has_one_heartbeat_after_a_burst_of_changes() {
         let (changes, changed) = watch::channel(());
         let (beats, mut beat) = watch::channel(());
-        let beating = tokio::spawn(beat_after_changes(changed, beats));
+        let beating = tokio::spawn(heartbeat_after_changes(changed, beats));
         let started = tokio::time::Instant::now();
         for _ in 0..3 {
             changes.send_replace(());
-            tokio::time::sleep(REST).await;
+            tokio::time::sleep(IDLE_AFTER).await;
         }
         assert!(beat.changed().await.is_ok());
-        assert!(started.elapsed() >= REST * 2 + AFTER_CHANGES);
+        assert!(started.elapsed() >= IDLE_AFTER * 2 + AFTER_CHANGES);
         assert!(tokio::time::timeout(AFTER_CHANGES * 10, beat.changed()).await.is_err(), "it is idle");
         drop(changes);
         assert!(beating.await.is_ok());

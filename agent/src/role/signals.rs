@@ -23,8 +23,8 @@ const SHUTDOWN_FILE: &str = "machine-shutdown";
 const SYSTEMD: &str = "/run/systemd/system";
 /// Maximum time to wait for systemctl.
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(2);
-/// Time that the process needs to end, in addition to the periods of the pods and the drain of an API server: the rest of a
-/// start, the reports of ended pods, the last connections and audit events.
+/// Time that the process needs to end, in addition to the periods of the pods and the drain of an API server. It
+/// includes the rest of a start, the reports of ended pods, the last connections and the last audit events.
 const STOP_MARGIN: Duration = Duration::from_secs(60);
 
 /// Tokens that the signals cancel.

@@ -1,4 +1,4 @@
-//! Why the agent cannot start.
+//! Errors of the start of the agent.
 
 use crate::cgroup::CgroupError;
 use crate::checkpoint::CheckpointError;
@@ -9,7 +9,7 @@ use crate::runtime::RuntimeError;
 use crate::server::ServerError;
 use crate::volume::VolumeError;
 
-/// Why the agent cannot start.
+/// The reason why the agent cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The Node object cannot be described.

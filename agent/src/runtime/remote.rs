@@ -39,7 +39,7 @@ pub struct Remote {
     relist: Arc<Relist>,
 }
 
-/// Why a container runtime cannot be used.
+/// The reason why a container runtime cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The endpoint is not of the form `unix:///PATH`.

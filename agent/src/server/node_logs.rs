@@ -44,7 +44,7 @@ enum Found {
     File(File, u64),
 }
 
-/// The file or directory at a path below `/var/log`. `is_directory` says whether the request's path ends with a slash.
+/// The file or directory at a path below `/var/log`. `is_directory` is true if the request's path ends with a slash.
 pub(super) async fn answer(path: String, is_directory: bool) -> Response<Body> {
     answer_below(PathBuf::from(ROOT), path, is_directory).await
 }

@@ -26,8 +26,8 @@ struct Ranges {
 
 impl ServiceCache {
     /// Sends the ranges of all ServiceCIDRs when they change, until dropped. Begins after the first list of services: a
-    /// node may lack the right to read ServiceCIDRs, and pods do not wait for them. An API server that refuses them is
-    /// asked every five minutes.
+    /// node may lack the right to read ServiceCIDRs, and pods do not wait for them. If the API server refuses the
+    /// requests, they are repeated every five minutes.
     pub(crate) async fn watch_ranges(self, ranges: watch::Sender<Vec<IpNetwork>>) {
         let mut progress = self.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {

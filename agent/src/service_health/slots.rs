@@ -1,4 +1,4 @@
-//! Which services have a health check, and which services wait for a health check.
+//! The services with a health check, and the services that wait for a health check.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,7 +4,7 @@ use clap::ValueEnum;
 
 use super::value::choices;
 
-/// When a backend gets an audit event.
+/// The time at which a backend gets an audit event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AuditMode {
     /// The event is queued.

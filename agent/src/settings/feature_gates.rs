@@ -79,7 +79,10 @@ impl Value for FeatureGates {
 /// Refuses gates that do not exist, and values without an effect.
 fn check(name: &str, wanted: bool) -> Result<(), String> {
     let is_in = |names: &[&str]| names.contains(&name);
-    if is_in(known::SWITCHES) || is_in(known::SWITCHES_OFF) || is_in(known::EITHER) {
+    if is_in(known::SWITCHES_ON_BY_DEFAULT)
+        || is_in(known::SWITCHES_OFF_BY_DEFAULT)
+        || is_in(known::WITHOUT_EFFECT)
+    {
         return Ok(());
     }
     if name == "AllBeta" {
@@ -89,7 +92,7 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
         (true, true)
     } else if is_in(known::LOCKED_OFF) {
         (false, true)
-    } else if is_in(known::ON) || is_in(known::ON_HERE) {
+    } else if is_in(known::ON) || is_in(known::ALWAYS_ON) {
         (true, false)
     } else if is_in(known::OFF) {
         (false, false)
@@ -110,13 +113,13 @@ fn check(name: &str, wanted: bool) -> Result<(), String> {
 /// Last part of the error about an unknown gate: the most similar gate, if any is similar.
 fn nearest_hint(name: &str) -> String {
     let lists = [
-        known::SWITCHES,
-        known::SWITCHES_OFF,
-        known::EITHER,
+        known::SWITCHES_ON_BY_DEFAULT,
+        known::SWITCHES_OFF_BY_DEFAULT,
+        known::WITHOUT_EFFECT,
         known::LOCKED_ON,
         known::LOCKED_OFF,
         known::ON,
-        known::ON_HERE,
+        known::ALWAYS_ON,
         known::OFF,
     ];
     let nearest = nearest::of(name, lists.into_iter().flatten().copied());
@@ -171,10 +174,10 @@ mod tests {
     #[test]
     fn a_gate_is_in_one_list() {
         let lists = [
-            known::SWITCHES,
-            known::SWITCHES_OFF,
-            known::EITHER,
-            known::ON_HERE,
+            known::SWITCHES_ON_BY_DEFAULT,
+            known::SWITCHES_OFF_BY_DEFAULT,
+            known::WITHOUT_EFFECT,
+            known::ALWAYS_ON,
             known::LOCKED_ON,
             known::LOCKED_OFF,
             known::ON,

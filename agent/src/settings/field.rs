@@ -29,10 +29,10 @@ pub(crate) enum DefaultValue {
     Unset(&'static str),
 }
 
-/// How a value is written in flags, environment and file.
+/// The notation of a value in flags, environment and file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueKind {
-    /// One value.
+    /// A single value.
     Single,
     /// `true` or `false`; the flag alone means `true`.
     Switch,
@@ -63,7 +63,7 @@ impl Field {
         text.trim_end_matches('.').to_owned()
     }
 
-    /// The default value, or what an absent value means.
+    /// The default value, or the meaning of an absent value.
     pub(crate) fn default_text(&self) -> &'static str {
         match self.default {
             DefaultValue::Text(text) | DefaultValue::Unset(text) => text,
@@ -75,7 +75,7 @@ impl Field {
         std::iter::once(self.name).chain(self.alias)
     }
 
-    /// How a shell completes the value.
+    /// The completion of the value in a shell.
     fn value_hint(&self) -> ValueHint {
         match self.value_name {
             "FILE" => ValueHint::FilePath,

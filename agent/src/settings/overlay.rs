@@ -6,7 +6,7 @@ use coracle_cni::{Backend, OverlayConfig};
 use super::NodeSettings;
 use super::value::choices;
 
-/// How packets reach the pods of other nodes.
+/// The transport of packets to the pods of other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Overlay {
     /// VXLAN in the kernel. UDP on kernels without VXLAN.

@@ -6,7 +6,7 @@ use super::sources::Sources;
 use super::table::{Flags, Table};
 
 /// Settings of networks, images and containers. Another container runtime has its own settings for them.
-const OF_THE_BUILT_IN_RUNTIME: [&str; 20] = [
+const BUILT_IN_RUNTIME_SETTINGS: [&str; 20] = [
     "cni-conf-dir",
     "cni-bin-dir",
     "bridge",
@@ -36,7 +36,7 @@ pub(super) fn ignored(flags: &Flags<NodeSettings>, sources: &Sources) -> Vec<&'s
             || sources.environment.contains_key(&variable(name))
             || sources.file.get(NodeSettings::KEY, name).is_some()
     };
-    OF_THE_BUILT_IN_RUNTIME.into_iter().filter(|name| is_set(name)).collect()
+    BUILT_IN_RUNTIME_SETTINGS.into_iter().filter(|name| is_set(name)).collect()
 }
 
 #[cfg(test)]
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn each_name_is_a_setting() {
         let known: Vec<&str> = NodeSettings::FIELDS.iter().flat_map(|field| field.names()).collect();
-        for name in OF_THE_BUILT_IN_RUNTIME {
+        for name in BUILT_IN_RUNTIME_SETTINGS {
             assert!(known.contains(&name), "{name}");
         }
     }

@@ -24,7 +24,7 @@ pub(crate) struct PodCheckpoint {
     evictions: Arc<Mutex<HashMap<String, StoredEviction>>>,
 }
 
-/// Why the node has evicted a pod.
+/// The reason why the node has evicted a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredEviction {
     /// One of [`REASONS`].

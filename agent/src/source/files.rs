@@ -40,7 +40,7 @@ pub(super) struct StaticPods {
     node: String,
     /// The pods by their files.
     current: BTreeMap<PathBuf, Arc<Pod>>,
-    /// Why files are not used. Each cause is logged once.
+    /// The reason why files are not used. Each cause is logged once.
     failures: BTreeMap<PathBuf, String>,
     /// Whether [`PodChange::StaticComplete`] was sent.
     is_listed: bool,

@@ -41,22 +41,22 @@ const SYSTEM_FIELDS: [&str; 10] = [
     "selfLink",
 ];
 
-/// Why a manifest cannot be used.
+/// The reason why a manifest cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ManifestError {
-    #[error("cannot read it")]
+    #[error("cannot read the manifest")]
     Read(#[source] io::Error),
-    #[error("cannot decode it: {0}")]
+    #[error("cannot decode the manifest: {0}")]
     Decode(String),
-    #[error("it is not a Pod of v1")]
+    #[error("the manifest is not a Pod of v1")]
     NotAPod,
     #[error("metadata.name is required")]
     NoName,
-    #[error("it is invalid: {0}")]
+    #[error("the manifest is invalid: {0}")]
     Invalid(String),
     #[error("static pods may not reference {0}")]
     Reference(&'static str),
-    #[error("it has more than {MAX_PODS} pods")]
+    #[error("the manifest has more than {MAX_PODS} pods")]
     TooMany,
 }
 
@@ -276,11 +276,11 @@ mod tests {
     #[test]
     fn invalid_manifests_and_references_to_objects_are_refused() {
         let error = |text: &str| read(text).unwrap_err().to_string();
-        assert_eq!(error("apiVersion: v1\nkind: Secret\n"), "it is not a Pod of v1");
+        assert_eq!(error("apiVersion: v1\nkind: Secret\n"), "the manifest is not a Pod of v1");
         assert_eq!(error("apiVersion: v1\nkind: Pod\nspec: {}\n"), "metadata.name is required");
         assert!(error("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n").contains("spec.containers"));
         let cpu = "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {containers: 5}\n";
-        assert!(error(cpu).starts_with("cannot decode it"), "{}", error(cpu));
+        assert!(error(cpu).starts_with("cannot decode the manifest"), "{}", error(cpu));
         let policy = error(&with_spec("  restartPolicy: Sometimes\n"));
         assert!(policy.contains("spec.restartPolicy"), "{policy}");
         for (spec, what) in [
@@ -306,10 +306,10 @@ mod tests {
             |items: &[Value]| json!({"apiVersion": "v1", "kind": "PodList", "items": items}).to_string();
         assert_eq!(of(&list(&[item("a"), item("b")])).unwrap().len(), 2);
         assert!(of(&list(&[])).unwrap().is_empty());
-        assert_eq!(of(&list(&[item("a"), json!("b")])).unwrap_err(), "it is not a Pod of v1");
+        assert_eq!(of(&list(&[item("a"), json!("b")])).unwrap_err(), "the manifest is not a Pod of v1");
         assert_eq!(of(&list(&[item("a"), item("")])).unwrap_err(), "metadata.name is required");
         let many = vec![json!(null); MAX_PODS + 1];
-        assert_eq!(of(&list(&many)).unwrap_err(), "it has more than 500 pods");
+        assert_eq!(of(&list(&many)).unwrap_err(), "the manifest has more than 500 pods");
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub struct ManifestUrl {
     interval: Duration,
 }
 
-/// Why a URL cannot be used. No message has the value of a header, which may be a secret.
+/// The reason why a URL cannot be used. No message has the value of a header, which may be a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestUrlError {
     /// The text is no URL that the node can read.
@@ -54,7 +54,7 @@ pub enum ManifestUrlError {
     Client(#[source] reqwest::Error),
 }
 
-/// Why a response cannot be read.
+/// The reason why a response cannot be read.
 #[derive(Debug, thiserror::Error)]
 enum FetchError {
     #[error("the request failed")]

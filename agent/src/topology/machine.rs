@@ -186,7 +186,7 @@ fn place(dir: &Path, cpu: u32, numa: u32, online: &CpuSet) -> Cpu {
 fn share_caches(cpus: &mut BTreeMap<u32, Cpu>, cpu_dir: &Path, online: &CpuSet) {
     let topology = CpuTopology::new(cpus.clone());
     for (number, cpu) in cpus {
-        let Some((id, shared)) = third_cache(&cpu_dir.join(format!("cpu{number}/cache")), online) else {
+        let Some((id, shared)) = level3_cache(&cpu_dir.join(format!("cpu{number}/cache")), online) else {
             continue;
         };
         let is_of_node = shared.len() == topology.members(Level::Numa, cpu.numa).len();
@@ -198,7 +198,7 @@ fn share_caches(cpus: &mut BTreeMap<u32, Cpu>, cpu_dir: &Path, online: &CpuSet) 
 }
 
 /// Number and CPUs of a level-3 cache.
-fn third_cache(dir: &Path, online: &CpuSet) -> Option<(u32, CpuSet)> {
+fn level3_cache(dir: &Path, online: &CpuSet) -> Option<(u32, CpuSet)> {
     let mut entries = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path());
     let third = entries.find(|dir| text(&dir.join("level")).is_ok_and(|level| level.trim() == "3"))?;
     let shared = cpu_list(&third.join("shared_cpu_list")).ok()?.intersection(online);

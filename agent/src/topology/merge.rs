@@ -23,7 +23,7 @@ pub(crate) struct Hint {
 /// can satisfy the request.
 pub(crate) type Hints = BTreeMap<String, Vec<Hint>>;
 
-/// How strictly resources must be on the same NUMA nodes.
+/// The policy for the alignment of resources to NUMA nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TopologyPolicy {
     /// Hints are not used.
@@ -156,7 +156,7 @@ impl Merge<'_> {
         let takes_next = match (best.preferred, next.preferred) {
             (true, false) => false,
             (false, true) => true,
-            (true, true) => self.is_fitter(next.nodes, best.nodes),
+            (true, true) => self.is_narrower_or_closer(next.nodes, best.nodes),
             (false, false) => self.is_nearer(next.nodes, best.nodes),
         };
         if takes_next { next } else { best }
@@ -168,19 +168,19 @@ impl Merge<'_> {
         use std::cmp::Ordering::{Equal, Greater, Less};
         let (count, goal) = (next.count(), self.narrowest);
         match best.count().cmp(&goal) {
-            Greater => self.is_fitter(next, best),
-            Equal => count == goal && self.is_fitter(next, best),
+            Greater => self.is_narrower_or_closer(next, best),
+            Equal => count == goal && self.is_narrower_or_closer(next, best),
             Less if count > goal => false,
             Less => match count.cmp(&best.count()) {
                 Greater => true,
                 Less => false,
-                Equal => self.is_fitter(next, best),
+                Equal => self.is_narrower_or_closer(next, best),
             },
         }
     }
 
-    /// Whether a mask is narrower, or of the same size with shorter distances.
-    fn is_fitter(&self, next: NumaMask, best: NumaMask) -> bool {
+    /// Whether `next` is narrower than `best`, or has the same size and shorter distances.
+    fn is_narrower_or_closer(&self, next: NumaMask, best: NumaMask) -> bool {
         let distances = self.numa.distances.as_ref().filter(|_| !self.ignores_distances);
         let (Some(distances), true) = (distances, next.count() == best.count()) else {
             return next.is_narrower_than(best);

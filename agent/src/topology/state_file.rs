@@ -15,7 +15,7 @@ use crate::{bounded, json_file};
 /// Maximum size in bytes.
 const MAX_SIZE: u64 = 16 << 20;
 
-/// Why a state file cannot be used.
+/// The reason why a state file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum StateFileError {
     /// The file cannot be read.
@@ -43,7 +43,7 @@ pub enum StateFileError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why the content cannot be used.
+        /// The reason why the content cannot be used.
         problem: String,
     },
 }

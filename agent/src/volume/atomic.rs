@@ -28,19 +28,19 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
         return Err(SetUpError::Path(bad.clone()));
     }
     let old = fs::read_link(volume.join(DATA)).ok();
-    let tops: BTreeSet<&str> = payload.keys().map(|path| top(path)).collect();
+    let top_names: BTreeSet<&str> = payload.keys().map(|path| top(path)).collect();
     if let Some(name) = old.as_deref().and_then(Path::to_str)
         && has_payload(&volume.join(name), payload)
-        && tops.iter().all(|top| volume.join(top).is_symlink())
+        && top_names.iter().all(|top| volume.join(top).is_symlink())
     {
-        return remove_others(volume, name, &tops);
+        return remove_others(volume, name, &top_names);
     }
     let name = format!("..{}", jiff::Timestamp::now().strftime("%Y_%m_%d_%H_%M_%S.%f"));
     let dir = volume.join(&name);
     fill(&dir, payload, group).inspect_err(|_| drop(fs::remove_dir_all(&dir)))?;
     swap(volume, &name)?;
-    link(volume, &tops)?;
-    remove_others(volume, &name, &tops)
+    link(volume, &top_names)?;
+    remove_others(volume, &name, &top_names)
 }
 
 /// Replaces one file of the content, and keeps the other files. Readers see the old file or the new file.
@@ -141,8 +141,8 @@ fn swap(volume: &Path, name: &str) -> Result<(), SetUpError> {
     fs::rename(&new, &data).map_err(SetUpError::io("rename", &data))
 }
 
-fn link(volume: &Path, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
-    for top in tops {
+fn link(volume: &Path, top_names: &BTreeSet<&str>) -> Result<(), SetUpError> {
+    for top in top_names {
         let at = volume.join(top);
         match symlink(Path::new(DATA).join(top), &at) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && at.is_symlink() => {}
@@ -153,14 +153,15 @@ fn link(volume: &Path, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
 }
 
 /// Removes links of removed keys and directories of earlier content.
-fn remove_others(volume: &Path, name: &str, tops: &BTreeSet<&str>) -> Result<(), SetUpError> {
+fn remove_others(volume: &Path, name: &str, top_names: &BTreeSet<&str>) -> Result<(), SetUpError> {
     let read = |error| SetUpError::io("read", volume)(error);
     for entry in fs::read_dir(volume).map_err(read)? {
         let entry = entry.map_err(read)?;
         let path: PathBuf = entry.path();
         let file_name = entry.file_name();
-        let keep =
-            file_name.to_str().is_some_and(|found| found == name || found == DATA || tops.contains(found));
+        let keep = file_name
+            .to_str()
+            .is_some_and(|found| found == name || found == DATA || top_names.contains(found));
         if keep {
             continue;
         }

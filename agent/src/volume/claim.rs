@@ -123,7 +123,7 @@ fn entries(dir: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Why the volume of a claim is not known.
+/// The reason why the volume of a claim is not known.
 enum Unresolved {
     /// The API server did not answer, or refused this node's request.
     NoAnswer(String),

@@ -8,7 +8,7 @@ use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-/// Why a downward API item has no content.
+/// The reason why a downward API item has no content.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FieldError {
     /// The field is not available in files.

@@ -7,7 +7,7 @@ use coracle_cri::blocking::Blocked;
 
 use super::downward::FieldError;
 
-/// Why a volume is not available. [`VolumeError::event`] has the text of the event.
+/// The reason why a volume is not available. [`VolumeError::event`] has the text of the event.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
     /// The pod has no uid or namespace yet.
@@ -66,7 +66,7 @@ pub enum VolumeError {
     },
 }
 
-/// Why one volume cannot be created.
+/// The reason why one volume cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum SetUpError {
     /// The object does not exist.

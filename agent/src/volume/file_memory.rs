@@ -1,7 +1,7 @@
-//! Memory of the files that the node writes for volumes: what one pod and the pods of one namespace may use.
+//! Limits on the memory of the files that the node writes for volumes: for one pod, and for the pods of one namespace.
 //!
-//! These files do not count for the memory limit of a container, and all pods share one tmpfs for them. Without shares
-//! the pods of one namespace could fill the tmpfs, and then no pod of another namespace would start.
+//! These files do not count for the memory limit of a container, and all pods share one tmpfs for them. Without limits,
+//! the pods of one namespace could fill the tmpfs. Then no pod of another namespace would start.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -12,15 +12,15 @@ use rustix::fs::statvfs;
 use super::error::SetUpError;
 use super::lock;
 
-/// Pages of a pod that do not count for its namespace: enough for a token, the cluster's certificate and the namespace,
-/// which almost every pod has.
+/// Maximum pages of a pod that are not charged to its namespace. They suffice for a token, the cluster's certificate
+/// and the name of the namespace, which almost every pod has.
 const FREE_PAGES: usize = 16;
 
 /// The memory of the files of all pods.
 pub(super) struct FileMemory {
     /// Maximum bytes of all files.
     limit: usize,
-    /// Bytes of a pod that do not count.
+    /// Maximum bytes of a pod that are not charged to its namespace.
     free: usize,
     /// Files of the pods, by uid.
     pods: Mutex<HashMap<String, PodFiles>>,
@@ -61,9 +61,9 @@ impl FileMemory {
         lock(&self.pods).get(volume.uid).map_or(0, |pod| pod.bytes_without(volume.name))
     }
 
-    /// Counts the files of a volume before they are written. Until [`FileMemory::written`], the larger of the old and
-    /// the new number of bytes counts. `exist` says that the files exist already. Files of an earlier agent are counted
-    /// and never refused.
+    /// Charges the files of a volume to its namespace before they are written. Until [`FileMemory::written`], the
+    /// charge is the larger of the old and the new number of bytes. `exist` is true if the files exist already. Files
+    /// of an earlier agent are charged and never refused.
     ///
     /// # Errors
     /// When the pods of the namespace would use more than three times the bytes that are left for other namespaces.
@@ -91,19 +91,19 @@ impl FileMemory {
         Ok(())
     }
 
-    /// Counts the files of a volume after they have replaced the former files.
+    /// Charges the files of a volume after they have replaced the former files.
     pub(super) fn written(&self, volume: FileVolume<'_>, bytes: usize) {
         if let Some(pod) = lock(&self.pods).get_mut(volume.uid) {
             pod.set(volume.name, bytes);
         }
     }
 
-    /// Forgets the volumes of a pod.
+    /// Removes the charges of a pod.
     pub(super) fn remove_pod(&self, uid: &str) {
         lock(&self.pods).remove(uid);
     }
 
-    /// Whether the pod may have this number of bytes that count.
+    /// Whether the namespace of the pod has room for this number of charged bytes of the pod.
     fn has_room(&self, pods: &HashMap<String, PodFiles>, volume: FileVolume<'_>, needed: usize) -> bool {
         let (mut of_namespace, mut of_others) = (needed, 0_usize);
         for (_, pod) in pods.iter().filter(|(uid, _)| *uid != volume.uid) {
@@ -115,7 +115,7 @@ impl FileMemory {
         of_namespace <= left.saturating_mul(3)
     }
 
-    /// The part of a pod's bytes that counts.
+    /// The charged part of a pod's bytes: all bytes, or none up to the free maximum.
     fn counted(&self, bytes: usize) -> usize {
         if bytes <= self.free { 0 } else { bytes }
     }

@@ -98,9 +98,9 @@ fn capacity(volume: &PersistentVolume) -> Option<u64> {
 fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
     /// No volume has this name: names of volumes begin with a letter or a digit.
     const NEW: &str = ".new";
-    static MAKING: Mutex<()> = Mutex::new(());
+    static CREATE_LOCK: Mutex<()> = Mutex::new(());
     let base = open_base(base)?;
-    let _one_at_a_time = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _one_at_a_time = CREATE_LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let size = size.filter(|_| project_quota::is_enforced(base.as_fd()));
     if matches!(statat(&base, name, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT)) {
         match mkdirat(&base, NEW, Mode::from_raw_mode(0o700)) {

@@ -46,7 +46,7 @@ pub(super) struct Source {
     /// The kubelet's path of the volume: a symlink to the directory.
     link: PathBuf,
     projection: Projection,
-    /// The used objects. The objects are held so that their watches live as long as the volume.
+    /// The used objects. The objects are held so that their watches run as long as the volume exists.
     objects: Vec<Option<Arc<Object>>>,
     /// Whether an event has reported that the current content is above a limit.
     is_refusal_reported: AtomicBool,

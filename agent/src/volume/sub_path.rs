@@ -20,7 +20,7 @@ use coracle_tree::remove_file;
 
 use super::{VolumeContext, mounts};
 
-/// Why a part of a volume is not available.
+/// The reason why a part of a volume is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
     /// The path is absolute or contains `..`.
@@ -114,7 +114,7 @@ pub async fn mount(ctx: &VolumeContext, part: &SubPath<'_>) -> Result<PathBuf, S
     Ok(at)
 }
 
-/// Where a part is mounted, and whether mounts below it propagate to the volume.
+/// The mount point of a part, and whether mounts below it propagate to the volume.
 struct MountPoint<'a> {
     at: &'a Path,
     is_bidirectional: bool,

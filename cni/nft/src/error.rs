@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// Why a table does not have the desired content.
+/// The reason why a table does not have the desired content.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     /// The socket could not be opened.

@@ -212,9 +212,9 @@ fn the_directory_is_listed_only_after_foreign_changes() {
     let add = |id: &str| {
         let request = request(Command::Add, id, dir.path(), &ranges);
         let owner = Owner { id: id.into(), ifname: "eth0".into() };
-        let before = crate::address_store::listings::so_far();
+        let before = crate::address_store::listings::total();
         let answer = Ipam::of(&request).unwrap().add(&request, &owner, Some(&attachments)).unwrap();
-        (answer.ips[0].address.ip(), crate::address_store::listings::so_far() - before)
+        (answer.ips[0].address.ip(), crate::address_store::listings::total() - before)
     };
     let del = |id: &str, address: IpAddr| {
         let mut request = request(Command::Del, id, dir.path(), &ranges);

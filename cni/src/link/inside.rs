@@ -37,7 +37,7 @@ pub(crate) struct Setup {
     pub(crate) routes: Vec<Route>,
 }
 
-/// The other end of the pair.
+/// The host's end of the pair.
 struct HostEnd {
     /// A socket of the host's namespace.
     socket: RouteSocket,
@@ -45,13 +45,13 @@ struct HostEnd {
     index: u32,
 }
 
-/// One change, with its description for errors.
+/// A change of a link, with its description for errors.
 struct Step {
     request: Request,
     description: Description,
 }
 
-/// Description of one change, for errors.
+/// Description of a change, for errors.
 struct Description {
     action: &'static str,
     what: String,

@@ -16,7 +16,7 @@ use crate::sysctl;
 /// kernel's lock of links (RTNL): the kernel restarts the system call until the lock is free (`restart_syscall`). While
 /// another pair was made, each write took a millisecond of processor time. Tasks wait for this lock without blocking their
 /// threads, so a process that holds RTNL for long blocks at most one thread of the runtime here.
-static MAKING: Mutex<()> = Mutex::const_new(());
+static PAIR_LOCK: Mutex<()> = Mutex::const_new(());
 
 /// A veth pair: one end on the bridge, the other inside the sandbox.
 pub(crate) struct Pair<'a> {
@@ -39,7 +39,7 @@ impl Pair<'_> {
     /// Makes the pair in the caller's namespace, and disables IPv6 on its end there. Returns false if a link has the name
     /// of one of the ends. Blocks for about a millisecond.
     pub(super) async fn make(&self, host_mac: [u8; 6], netns: &Netns) -> Result<bool, Error> {
-        let _making = MAKING.lock().await;
+        let _one_at_a_time = PAIR_LOCK.lock().await;
         let message = RouteNetlinkMessage::NewLink(self.message(host_mac, netns));
         let mut socket = RouteSocket::open().map_err(no_socket)?;
         let refused = socket

@@ -26,9 +26,9 @@ pub(crate) struct Port {
     pub(crate) isolated: bool,
     /// Locked port: the bridge accepts only packets from the hardware address that it has recorded for the port.
     pub(crate) locked: bool,
-    /// Whether the port gets frames to hardware addresses that the bridge does not know, the bridge learns addresses
-    /// from the port's frames, and the host receives frames to link-local protocols at the port. `None` leaves these
-    /// three settings unchanged.
+    /// Three settings with one value. The port gets frames to hardware addresses that the bridge does not know. The
+    /// bridge learns addresses from the port's frames. The host receives frames to link-local protocols at the port.
+    /// `None` leaves the three settings unchanged.
     pub(crate) floods: Option<bool>,
 }
 

@@ -105,7 +105,7 @@ impl Table<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Entrances, Plan, change};
+    use super::super::{HostPortJumps, Plan, change};
     use super::*;
     use crate::port_condition::Subject;
 
@@ -126,7 +126,7 @@ mod tests {
                 "t",
                 present,
                 wanted,
-                &Entrances { ports: [present, wanted].map(Plan::has_ports), served: &[] },
+                &HostPortJumps { ports: [present, wanted].map(Plan::has_ports), served: &[] },
             );
             coracle_nft::messages(batch.as_bytes()).count()
         };

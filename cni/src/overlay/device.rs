@@ -60,7 +60,7 @@ pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
 
 /// A request for a VXLAN device without a VNI. The kernel always refuses it. The error shows whether the kernel
 /// supports the device type.
-pub(crate) fn impossible() -> RouteNetlinkMessage {
+pub(crate) fn vxlan_probe() -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::LinkInfo(vec![LinkInfo::Kind(InfoKind::Vxlan)]));
     RouteNetlinkMessage::NewLink(message)

@@ -58,7 +58,7 @@ impl Kernel {
 
     /// Whether the kernel supports VXLAN. Without support, a request for a device without VNI fails with EOPNOTSUPP.
     pub(crate) fn has_vxlan(&mut self) -> Result<bool, OverlayError> {
-        let refused = self.send(vec![Request::new(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
+        let refused = self.send(vec![Request::new(device::vxlan_probe(), NLM_F_CREATE | NLM_F_EXCL)])?;
         Ok(refused.iter().all(|refused| refused.error.raw_os_error() != Some(libc::EOPNOTSUPP)))
     }
 

@@ -8,7 +8,7 @@
 //! - The client has closed its side for writing (`POLLRDHUP`). It may still read. This state is normal once a stream
 //!   has read and forwarded the end of the data.
 //! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If
-//!   the client has closed both sides, the kernel learns this from the client's reset, which answers the next output or
+//!   the client has closed both sides, the kernel detects this by the client's reset, which answers the next output or
 //!   keepalive probe.
 //!
 //! Neither state ends a stream at once. Buffers may still hold data of the client. A stream that still reads delivers

@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// An observer of a stream. It gets the result of each operation, and returns the result for the caller.
 pub trait Observe: Unpin {
-    /// Called after a read. `is_end` says whether the read found the end of the stream.
+    /// Called after a read. `is_end` is true if the read found the end of the stream.
     fn on_read(
         &mut self,
         _cx: &mut Context<'_>,

@@ -88,7 +88,7 @@ impl Digest {
         hex::encode(&self.bytes[..self.algorithm.length()])
     }
 
-    /// The digest with these digits. Their number determines the algorithm.
+    /// The digest with these hexadecimal digits. The number of digits determines the algorithm.
     pub(crate) fn from_hex(digits: &str) -> Option<Digest> {
         let algorithm = Algorithm::ALL.into_iter().find(|all| all.length() * 2 == digits.len())?;
         let mut bytes = [0; 64];

@@ -153,8 +153,8 @@ impl State {
         let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {
             return false;
         };
-        let poorer = |other: &&Owner| !other.waiting.is_empty() && other.held < mine;
-        let waiting = self.owners.values().filter(poorer).count();
+        let has_fewer_slots = |other: &&Owner| !other.waiting.is_empty() && other.held < mine;
+        let waiting = self.owners.values().filter(has_fewer_slots).count();
         let yielding: usize = self.owners.values().map(|owner| owner.yielding).sum();
         if yielding >= waiting {
             return false;

@@ -31,12 +31,12 @@ pub struct Owners {
 pub struct Claims<'a> {
     owners: &'a mut FieldOwners,
     plugin: &'a str,
-    made: Vec<Made>,
+    made: Vec<Claim>,
 }
 
 /// A claim of a field, or of an entry of a field.
 #[derive(Debug)]
-struct Made {
+struct Claim {
     field: i32,
     entry: Option<String>,
     /// The former owner: this plugin, if it has removed the value. Otherwise `None`.
@@ -64,7 +64,7 @@ impl Claims<'_> {
         let key = i32::from(field);
         self.check(self.owners.simple.get(&key), || name(field).to_owned())?;
         let former = self.owners.simple.insert(key, self.plugin.to_owned());
-        self.made.push(Made { field: key, entry: None, former });
+        self.made.push(Claim { field: key, entry: None, former });
         Ok(())
     }
 
@@ -78,14 +78,14 @@ impl Claims<'_> {
         self.check(owner, || format!("{} {entry}", name(field)))?;
         let entries = self.owners.compound.entry(key).or_default();
         let former = entries.owners.insert(entry.to_owned(), self.plugin.to_owned());
-        self.made.push(Made { field: key, entry: Some(entry.to_owned()), former });
+        self.made.push(Claim { field: key, entry: Some(entry.to_owned()), former });
         Ok(())
     }
 
     /// Undoes the claims of fields and entries in reverse order.
     pub(crate) fn undo(self) {
         let Self { owners, made, .. } = self;
-        for Made { field, entry, former } in made.into_iter().rev() {
+        for Claim { field, entry, former } in made.into_iter().rev() {
             match entry {
                 None => restore(&mut owners.simple, field, former),
                 Some(entry) => {

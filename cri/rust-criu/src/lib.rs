@@ -14,7 +14,7 @@ pub enum Criu {}
 #[derive(Debug)]
 pub struct CriuError;
 
-/// How CRIU treats cgroups.
+/// CRIU's modes for cgroups.
 #[allow(clippy::upper_case_acronyms, reason = "the names of rust-criu")]
 #[allow(missing_docs, reason = "the names of CRIU's option --manage-cgroups")]
 #[derive(Clone, Debug)]

@@ -240,16 +240,16 @@ pub(crate) fn enter_child_of_first(cgroups: &[PathBuf], path: &str, first: i32) 
         }
         entered => return entered,
     };
-    let lives = coracle_tree::read_lossy(format!("/proc/{first}/cgroup")).unwrap_or_default();
-    match below(&lives, path) {
+    let proc_cgroup = coracle_tree::read_lossy(format!("/proc/{first}/cgroup")).unwrap_or_default();
+    match below(&proc_cgroup, path) {
         Some(below) => put(&[refused.0.join(below)], 0),
         None => Err(CgroupError::Enter { path: refused.0, source: refused.1 }),
     }
 }
 
-/// The path below `cgroup` in which a process runs on v2, from its `/proc/<pid>/cgroup`.
-fn below<'a>(lives: &'a str, cgroup: &str) -> Option<&'a str> {
-    let unified = lives.lines().find_map(|line| line.strip_prefix("0::"))?;
+/// The path below `cgroup` in which a process runs on v2. `proc_cgroup` is the text of its `/proc/<pid>/cgroup`.
+fn below<'a>(proc_cgroup: &'a str, cgroup: &str) -> Option<&'a str> {
+    let unified = proc_cgroup.lines().find_map(|line| line.strip_prefix("0::"))?;
     unified.strip_prefix(cgroup.trim_end_matches('/'))?.strip_prefix('/').filter(|below| !below.is_empty())
 }
 
@@ -428,11 +428,11 @@ mod tests {
 
     #[test]
     fn a_process_is_found_below_its_containers_cgroup_and_nowhere_else() {
-        let lives = |path: &str| format!("4:memory:/elsewhere\n0::{path}\n");
-        assert_eq!(below(&lives("/pods/c/init.scope"), "/pods/c"), Some("init.scope"));
-        assert_eq!(below(&lives("/pods/c/a/b"), "/pods/c/"), Some("a/b"));
+        let proc_cgroup = |path: &str| format!("4:memory:/elsewhere\n0::{path}\n");
+        assert_eq!(below(&proc_cgroup("/pods/c/init.scope"), "/pods/c"), Some("init.scope"));
+        assert_eq!(below(&proc_cgroup("/pods/c/a/b"), "/pods/c/"), Some("a/b"));
         for elsewhere in ["/pods/c", "/pods/c2/x", "/x", "/pods"] {
-            assert_eq!(below(&lives(elsewhere), "/pods/c"), None, "{elsewhere}");
+            assert_eq!(below(&proc_cgroup(elsewhere), "/pods/c"), None, "{elsewhere}");
         }
         assert_eq!(below("4:memory:/pods/c/x\n", "/pods/c"), None);
     }

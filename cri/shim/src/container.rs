@@ -60,19 +60,19 @@ pub(crate) enum Phase {
 /// The channel at which the first process waits for the start signal.
 #[derive(Debug)]
 pub(crate) enum StartChannel {
-    /// At a pipe, for one byte.
+    /// A pipe: the process waits for one byte.
     Pipe(OwnedFd),
-    /// At the container library's own socket.
+    /// The container library's own socket.
     Library,
 }
 
-/// One container.
+/// A container of the pod.
 #[derive(Debug)]
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) phase: Phase,
-    /// Pid of its first process, set when that process is ready. The process is a child of the shim, so its pid is not
-    /// reused before the shim reaps it.
+    /// Pid of the container's first process, set when that process is ready. The process is a child of the shim, so its
+    /// pid is not reused before the shim reaps it.
     pub(crate) pid: i32,
     /// The channel at which the first process waits for the start signal.
     pub(crate) start_channel: StartChannel,

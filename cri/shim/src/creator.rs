@@ -144,7 +144,7 @@ enum CreateError {
 /// Runs the creator process to its end.
 pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
     // Cleanup after the shim's death must find all processes, so the creator must not outlive the shim.
-    kernel::die_with(request.shim);
+    kernel::exit_with_parent(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-create");
     // Each container gets its own keyring, so that the containers of a pod do not share keys. If the call fails, the

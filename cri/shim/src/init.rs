@@ -32,8 +32,8 @@ const NAME: &std::ffi::CStr = c"coracle-init";
 /// The program in the root directory of process 1.
 const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
-/// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
-const LIFELINE: RawFd = 0;
+/// Descriptor of the stop pipe: standard input of the program. The program ends when the shim closes the pipe.
+const STOP_FD: RawFd = 0;
 /// Descriptors of the report pipe. The program reports through this pipe that it waits. If the program cannot be
 /// started, the forked process writes the error into the pipe.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
@@ -49,10 +49,10 @@ pub(crate) struct Init {
     /// SELinux labels of the process and of its files; empty without SELinux.
     process_label: String,
     mount_label: String,
-    /// Read end of the lifeline. A pipe is used, because the kernel clears the parent-death signal when the
-    /// SELinux label changes.
-    lifeline_read: OwnedFd,
-    lifeline_write: OwnedFd,
+    /// Read end of the stop pipe. A pipe is used, because the kernel clears the parent-death signal when the SELinux
+    /// label changes.
+    stop_read: OwnedFd,
+    stop_write: OwnedFd,
     /// The report pipe.
     report_read: OwnedFd,
     report_write: OwnedFd,
@@ -64,8 +64,8 @@ pub(crate) struct Process1 {
     pid: i32,
     pidfd: OwnedFd,
     namespace: PidNamespace,
-    /// Write end of the lifeline: closing it ends the program.
-    _lifeline: OwnedFd,
+    /// Write end of the stop pipe: closing it ends the program.
+    _stop_write: OwnedFd,
 }
 
 /// The step that failed.
@@ -90,13 +90,13 @@ impl Init {
             return Ok(None);
         }
         let (report_read, report_write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let (lifeline_read, lifeline_write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
+        let (stop_read, stop_write) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         Ok(Some(Self {
             confinement: Confinement::of(config.init.clone().unwrap_or_default())?,
             process_label: config.process_label.clone(),
             mount_label: config.mount_label.clone(),
-            lifeline_read,
-            lifeline_write,
+            stop_read,
+            stop_write,
             report_read,
             report_write,
         }))
@@ -112,13 +112,13 @@ impl Init {
 
     /// Waits for the report of the program. `pid` is the forked process, which is not reaped yet.
     pub(crate) fn wait_until_ready(self, pid: i32) -> io::Result<Process1> {
-        let Self { report_read, report_write, lifeline_write, .. } = self;
+        let Self { report_read, report_write, stop_write, .. } = self;
         // Close this copy of the write end. Otherwise a read never returns the end of file.
         drop(report_write);
         let mut report = [0; MAX_REPORT];
         match nix::unistd::read(&report_read, &mut report)? {
             0 => Err(io::Error::other("process 1 ended before it was ready")),
-            _ if report[0] == WAITING => Process1::of_child(pid, lifeline_write),
+            _ if report[0] == WAITING => Process1::of_child(pid, stop_write),
             len => Err(io::Error::other(String::from_utf8_lossy(&report[..len]).into_owned())),
         }
     }
@@ -159,7 +159,7 @@ impl Init {
     }
 
     fn connect(&self) -> io::Result<()> {
-        kernel::dup_to(self.lifeline_read.as_raw_fd(), LIFELINE)?;
+        kernel::dup_to(self.stop_read.as_raw_fd(), STOP_FD)?;
         REPORT_FDS.into_iter().try_for_each(|fd| kernel::dup_to(self.report_write.as_raw_fd(), fd))
     }
 }
@@ -167,11 +167,11 @@ impl Init {
 // === impl Process1 ===
 
 impl Process1 {
-    fn of_child(pid: i32, lifeline: OwnedFd) -> io::Result<Self> {
+    fn of_child(pid: i32, stop_write: OwnedFd) -> io::Result<Self> {
         let pidfd = kernel::pidfd_open(pid)?;
         let ended = || io::Error::other("process 1 has ended");
         let namespace = PidNamespace::of_child(pid).ok_or_else(ended)?;
-        Ok(Self { pid, pidfd, namespace, _lifeline: lifeline })
+        Ok(Self { pid, pidfd, namespace, _stop_write: stop_write })
     }
 
     /// The pid of process 1. The kernel may reuse the pid after the end of process 1.

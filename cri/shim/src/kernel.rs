@@ -211,16 +211,19 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
 
-/// Ends this process by SIGKILL when the parent dies, and at once if the parent has died already. For a child in the
-/// parent's pid namespace.
-pub(crate) fn die_with(parent: i32) {
-    if die_with_parent().is_err() || i64::from(std::os::unix::process::parent_id()) != i64::from(parent) {
+/// Makes the kernel kill this process when the parent exits. If the parent has exited already, ends this process at
+/// once. For a child in the parent's pid namespace.
+pub(crate) fn exit_with_parent(parent: i32) {
+    if set_parent_death_signal().is_err()
+        || i64::from(std::os::unix::process::parent_id()) != i64::from(parent)
+    {
         leave(255)
     }
 }
 
-/// Sends this process SIGKILL when its parent dies. A change of ids clears this setting.
-pub(crate) fn die_with_parent() -> io::Result<()> {
+/// prctl(2) with PR_SET_PDEATHSIG: the kernel sends SIGKILL to this process when its parent exits. A change of ids
+/// clears this setting.
+pub(crate) fn set_parent_death_signal() -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
 }
 

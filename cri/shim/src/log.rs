@@ -342,16 +342,16 @@ pub fn fuzz(data: &[u8]) {
     let (mut lines, mut log) = (Lines::new(Output::Stdout), Vec::new());
     text.chunks(portion).for_each(|bytes| lines.push(bytes, Duration::ZERO, &mut log));
     lines.finish(Duration::ZERO, &mut log);
-    let mut said = Vec::new();
+    let mut content = Vec::new();
     let head = timestamp(Duration::ZERO).len() + " stdout F ".len();
     for line in log.split_inclusive(|byte| *byte == b'\n') {
-        let words = &line[head..];
-        assert!(words.len() <= MAX_TEXT + 1);
+        let rest = &line[head..];
+        assert!(rest.len() <= MAX_TEXT + 1);
         // The newline after a part belongs to the log, not to the text.
         let part = line[head - 2] == b'P';
-        said.extend_from_slice(if part { &words[..words.len() - 1] } else { words });
+        content.extend_from_slice(if part { &rest[..rest.len() - 1] } else { rest });
     }
-    assert_eq!(said, text);
+    assert_eq!(content, text);
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ const MAX_MESSAGE: usize = 3_000;
 /// Maximum number of causes that are kept for one failure.
 const MAX_CAUSES: usize = 4;
 
-/// One message.
+/// A message of the child to the shim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
     /// The container's cgroup path.

@@ -79,7 +79,7 @@ impl RestoreRequest<'_> {
 
 /// Runs the restorer: executes CRIU, or writes the error to standard error and exits.
 pub(crate) fn run(request: &RestoreRequest<'_>) -> ! {
-    kernel::die_with(request.shim);
+    kernel::exit_with_parent(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-restore");
     let closed = kernel::close_all_but(&[request.waiting.as_raw_fd()]).map_err(RestoreError::Close);

@@ -278,10 +278,10 @@ impl Shim {
         if call_id.connection != self.connection {
             return;
         }
-        let greeting = matches!(answer, Ok((reply::Result::State(_), _)));
+        let is_hello = matches!(answer, Ok((reply::Result::State(_), _)));
         let Some(agent) = self.agent.as_mut() else { return };
         let mut sent = agent.reply(call_id.id, answer);
-        if greeting {
+        if is_hello {
             self.greeted = true;
             sent = sent.and_then(|()| self.events.pending().try_for_each(|event| agent.event(event)));
         }

@@ -118,7 +118,7 @@ pub(crate) fn make(
     let child = match kernel::fork().map_err(UserNamespaceError::Fork)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {
-            // Close the parent's end in the child. Otherwise the child would wait without end if the parent dies.
+            // Close the parent's end in the child. Otherwise the child would wait without end if the parent exits.
             drop(ours);
             run_child(theirs, inside)
         }

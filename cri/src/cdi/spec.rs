@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-/// One file.
+/// The content of a CDI file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct File {
@@ -18,7 +18,7 @@ pub(super) struct File {
     pub(super) container_edits: ContainerEdits,
 }
 
-/// One device.
+/// A CDI device.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(super) struct Device {

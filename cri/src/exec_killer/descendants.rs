@@ -1,7 +1,7 @@
 //! Kills all processes that an exec started.
 //!
 //! An exec whose caller waits adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), with any session and
-//! process group. So while the exec lives, the chain of parents of each descendant leads to the exec, on cgroup v1 and
+//! process group. So while the exec runs, the chain of parents of each descendant leads to the exec, on cgroup v1 and
 //! v2. The chain of the container's own processes never leads to the exec.
 
 use std::collections::HashSet;

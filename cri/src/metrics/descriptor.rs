@@ -6,7 +6,7 @@ use coracle_proto::cri::MetricType;
 /// Labels of every metric, in the order of their values.
 pub(super) const BASE_LABELS: [&str; 6] = ["container", "id", "image", "name", "namespace", "pod"];
 
-/// One metric.
+/// Name, type and labels of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Descriptor {
     pub(super) name: &'static str,

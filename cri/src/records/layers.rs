@@ -60,7 +60,7 @@ impl Records {
 /// part where its layer was created, even after a rename. If all containers shared one part, each new file would cost a
 /// search past every inode that was freed in the last five minutes. If each container had its own part, each new file
 /// would cost reads of unused areas of the disk.
-pub(super) fn scattered(parts: PathBuf) -> Option<PathBuf> {
+pub(super) fn make_parts(parts: PathBuf) -> Option<PathBuf> {
     let make = || -> std::io::Result<()> {
         std::fs::create_dir_all(&parts)?;
         let top = std::fs::File::open(&parts)?;

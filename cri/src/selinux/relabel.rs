@@ -47,13 +47,13 @@ const NEVER_RELABELLED: [&str; 24] = [
 ];
 
 /// Labels `path`, which must contain no links, and everything below it except mounts. File systems without labels are
-/// skipped. Files that disappear meanwhile are skipped.
+/// skipped. Files that are removed meanwhile are skipped.
 ///
 /// # Errors
 /// If the path is a system directory of the node, or if a file cannot be read or labelled, as in go-selinux. If the caller
 /// stops waiting, the rest is not labelled.
 pub(crate) fn relabel(path: &Path, label: &str, abandoned: &Abandoned) -> io::Result<()> {
-    if is_the_nodes(path) {
+    if is_system_directory(path) {
         let why = format!("{} is a system directory and is not relabelled", path.display());
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
@@ -67,7 +67,7 @@ pub(crate) fn relabel(path: &Path, label: &str, abandoned: &Abandoned) -> io::Re
     set(&by_number(&top), label)
 }
 
-fn is_the_nodes(path: &Path) -> bool {
+fn is_system_directory(path: &Path) -> bool {
     // `components` removes duplicate and trailing slashes.
     let clean: PathBuf = path.components().collect();
     NEVER_RELABELLED.iter().any(|never| clean == Path::new(never))
@@ -129,10 +129,10 @@ mod tests {
     #[test]
     fn system_directories_are_refused_in_every_notation() {
         for path in ["/", "/etc", "/etc/", "/./etc", "//var//lib/", "/home", "/usr"] {
-            assert!(is_the_nodes(Path::new(path)), "{path}");
+            assert!(is_system_directory(Path::new(path)), "{path}");
             assert!(relabel(Path::new(path), "u:r:t", &Abandoned::default()).is_err(), "{path}");
         }
-        assert!(!is_the_nodes(Path::new("/var/lib/coracle/pods/x")));
+        assert!(!is_system_directory(Path::new("/var/lib/coracle/pods/x")));
     }
 
     #[test]

@@ -143,7 +143,7 @@ fn spawn_holding<T: Send + 'static>(
     })
 }
 
-/// The error of an exec whose shim died.
+/// The error of an exec whose shim has exited.
 pub(crate) fn shim_lost(container: &Container) -> Error {
     Error::WrongState { what: "container", id: container.id.clone(), state: "lost with its shim" }
 }

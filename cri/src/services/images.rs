@@ -73,7 +73,7 @@ impl ImageService {
         images
     }
 
-    /// One image. An absent image is an empty response, not an error.
+    /// The status of an image. If the image is absent, the response is empty, not an error.
     pub(crate) fn image_status(
         &self,
         request: cri::ImageStatusRequest,

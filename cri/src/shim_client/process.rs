@@ -42,7 +42,7 @@ pub(super) struct Process {
 // === impl Process ===
 
 impl Process {
-    /// Watches a process. Reaps it when it dies, if it is a child of this process.
+    /// Watches a process. If the process is a child of this process, reaps it after its exit.
     pub(super) fn open(pid: i32) -> Result<Self, Error> {
         let failed = |error: &std::io::Error| {
             let kind = if error.kind() == NotFound { ErrorKind::Gone } else { ErrorKind::Internal };
@@ -78,7 +78,7 @@ impl Process {
         Err(Error::new(ErrorKind::Gone, format!("process {pid} is no longer the shim of {}", dir.display())))
     }
 
-    /// While the guard lives, a child of this process is not reaped, so its pid is not reused.
+    /// Until the guard is dropped, a child of this process is not reaped, so the child's pid is not reused.
     pub(super) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         Arc::clone(&self.pid_is_own).read_owned().await
     }
@@ -103,7 +103,7 @@ impl Process {
     }
 
     /// Whether the process has ended, or ends within a second: its socket closes a moment before its end.
-    pub(super) async fn is_dying(&self) -> bool {
+    pub(super) async fn is_ending(&self) -> bool {
         let grace = std::time::Duration::from_secs(1);
         tokio::time::timeout(grace, self.ended()).await.is_ok()
     }

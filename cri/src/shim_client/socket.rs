@@ -23,8 +23,8 @@ const MAX_FDS: usize = 8;
 /// Maximum size of a packet in both directions. Messages are far smaller: large data is passed as a file.
 pub(super) const MAX_PACKET: usize = 1 << 20;
 
-/// Pause before the next connection attempt to a shim whose backlog is full.
-const AGAIN: Duration = Duration::from_millis(20);
+/// Delay before the next connection attempt to a shim whose backlog is full.
+const RETRY_DELAY: Duration = Duration::from_millis(20);
 
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -34,8 +34,8 @@ pub(super) struct Socket {
 // === impl Socket ===
 
 impl Socket {
-    /// Connects to a shim. The local kernel connects at once, unless the backlog of a busy shim is full. Then the connection is
-    /// retried until the caller stops waiting: the kernel has no notification for free backlog.
+    /// Connects to a shim. The kernel connects at once, unless the backlog of a busy shim is full. Then the connection
+    /// is retried until the caller stops waiting: the kernel has no notification for free backlog.
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let failed = |doing: &str, errno: Errno| {
             let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };
@@ -60,7 +60,7 @@ impl Socket {
         loop {
             match connect(fd.as_raw_fd(), &address) {
                 Ok(()) => break,
-                Err(Errno::EAGAIN) => tokio::time::sleep(AGAIN).await,
+                Err(Errno::EAGAIN) => tokio::time::sleep(RETRY_DELAY).await,
                 Err(errno) => return Err(failed("connect to", errno)),
             }
         }

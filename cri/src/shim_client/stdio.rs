@@ -12,7 +12,7 @@ use super::error::Error;
 pub enum ExecStdio {
     /// A new terminal. Its master is returned in [`Started::terminal`].
     Terminal,
-    /// These pipe ends; `/dev/null` for `None`.
+    /// Pipes. `None` stands for `/dev/null`.
     Pipes {
         /// Read end for the process's standard input.
         stdin: Option<OwnedFd>,
@@ -21,8 +21,8 @@ pub enum ExecStdio {
         /// Write end for its standard error.
         stderr: Option<OwnedFd>,
     },
-    /// For a command whose caller waits. The command adopts the orphans among its descendants, so that it can be killed with
-    /// all processes that it started.
+    /// The outputs of a command whose caller waits. The command adopts the orphans among its descendants, so that the
+    /// command can be killed with all processes that it started.
     Captured {
         /// Write end for its standard output.
         stdout: OwnedFd,
@@ -58,7 +58,7 @@ type Answer = (reply::Result, Vec<OwnedFd>);
 // === impl PendingStart ===
 
 impl PendingStart {
-    /// Waits for the answer as long as the shim lives.
+    /// Waits for the answer as long as the shim runs.
     ///
     /// # Errors
     /// If the process was not started, or the shim is gone.

@@ -5,13 +5,13 @@ use std::time::Duration;
 /// Timeouts of calls to shims.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For calls without long work.
+    /// Timeout of calls without long work.
     pub answer: Duration,
-    /// For creating or starting a container or process.
+    /// Timeout of the creation or start of a container or process.
     pub work: Duration,
-    /// For ending a container or the whole pod.
+    /// Timeout of the end of a container or of the whole pod.
     pub end: Duration,
-    /// For the death of a killed shim.
+    /// Maximum wait for the exit of a killed shim.
     pub death: Duration,
 }
 

@@ -82,7 +82,7 @@ pub(super) async fn reconnect(
     }
 }
 
-/// Waits for the answer of a silent shim as long as the shim lives.
+/// Waits for the answer of a silent shim as long as the shim runs.
 async fn connect(shim: &Shim) -> Result<(Shim, State), shim_client::Error> {
     match shim.reconnect().await? {
         ConnectResult::Answers(shim, state) => Ok((shim, state)),

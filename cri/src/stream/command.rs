@@ -120,7 +120,7 @@ impl Starting {
         let started = {
             let task = self.task.as_mut()?;
             tokio::select! {
-                // Cancel safe: the task lives outside of the select, and received messages are kept.
+                // Cancel safe: the task is outside of the select, and received messages are kept.
                 started = task => started,
                 () = client_gone(input, &mut early) => return None,
             }

@@ -117,7 +117,7 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
         let exchange = async {
             let mut answers = std::pin::pin!(answers);
             tokio::select! {
-                // Cancel safe: `answers` lives outside of the select; `requests` is not needed after it.
+                // Cancel safe: `answers` is outside of the select, and `requests` is not needed after the select.
                 answered = &mut answers => answered,
                 // The answer is read even after a failed write, because the pod may have answered before.
                 _sent = requests => answers.await,

@@ -156,8 +156,8 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
         Some(true) => made.expect("a checkpoint"),
         works => {
             let error = made.expect_err("CRIU does not work here");
-            let said = if works.is_none() { "CRIU is not installed" } else { "criu failed: " };
-            assert!(error.message().contains(said), "{error}");
+            let expected = if works.is_none() { "CRIU is not installed" } else { "criu failed: " };
+            assert!(error.message().contains(expected), "{error}");
             assert_eq!(error.code() == Code::Unimplemented, works.is_none(), "{error}");
             assert_eq!(names(&output), Vec::<String>::new());
             machine.remove_pod(&source).await;
@@ -274,16 +274,16 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
         )
         .await;
     let files = files.expect("exec");
-    let (said, complained) = (String::from_utf8_lossy(&files.stdout), String::from_utf8_lossy(&files.stderr));
+    let (stdout, stderr) = (String::from_utf8_lossy(&files.stdout), String::from_utf8_lossy(&files.stderr));
     assert!(
-        said.starts_with("mine\nsame\nrestoredrestored") && complained.contains("/bin/true"),
-        "{said} {complained}"
+        stdout.starts_with("mine\nsame\nrestoredrestored") && stderr.contains("/bin/true"),
+        "{stdout} {stderr}"
     );
     is_hard_linked(&in_root(machine, &ids[0], "link").await);
     let page = machine.exec(&ids[0], &["wget", "-q", "-O", "-", "http://127.0.0.1:8080/passwd"], 0).await;
     assert!(String::from_utf8_lossy(&page.expect("exec").stdout).starts_with("root:"), "the server listens");
     let address = machine.sandbox(&pod).await.network.expect("network").ip;
-    assert!(said.contains(&address), "/etc/hosts does not have {address}: {said}");
+    assert!(stdout.contains(&address), "/etc/hosts does not have {address}: {stdout}");
     for (name, words) in [("counter", "stdout F count "), ("talker", "stdout F said ")] {
         let log = machine.path("logs/restored").join(name).join("0.log");
         eventually_async(&format!("{name} writes {words:?}"), 20, async || {

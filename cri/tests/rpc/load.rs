@@ -91,8 +91,8 @@ pub(crate) async fn a_message_of_many_megabytes_reaches_the_command(machine: &mu
     let client = exec(machine, &streams, &id, &["wc", "-c"]).await;
     // Channel 0, then zeros. Then the end of standard input.
     let message = vec![0; (20 << 20) + 1];
-    let said = timeout(LONG, exchange(client, &[&message, b"\xff\x00"])).await.expect("in time");
-    assert_eq!(said[1].trim(), (message.len() - 1).to_string());
+    let output = timeout(LONG, exchange(client, &[&message, b"\xff\x00"])).await.expect("in time");
+    assert_eq!(output[1].trim(), (message.len() - 1).to_string());
     machine.remove_pod(&pod).await;
 }
 

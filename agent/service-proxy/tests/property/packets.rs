@@ -1,5 +1,5 @@
-//! Random packets of the node, and a model of what happens to them. The kernel's answer is its conntrack entry, or the
-//! error of the socket.
+//! Random packets of the node, and a model that predicts their delivery. The kernel's answer is its conntrack entry, or
+//! the error of the socket.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
@@ -23,15 +23,15 @@ const REJECTION: u16 = 2_000;
 /// The node's own addresses.
 const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
 
-/// What happened to a packet.
+/// The outcome of a packet.
 #[derive(Debug, PartialEq, Eq)]
 enum Delivery {
     /// The packet went to this address.
     Sent(SocketAddr),
     Rejected,
     Dropped,
-    /// Rejected or dropped. The test does not distinguish these for TCP: a TCP socket learns of a rejection only after
-    /// a second.
+    /// Rejected or dropped. The test does not distinguish these outcomes for TCP: a TCP socket gets a rejection only
+    /// after a second.
     Refused,
 }
 

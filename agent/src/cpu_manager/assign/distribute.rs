@@ -104,14 +104,14 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
     if remainder == 0 {
         return Some(choice(Vec::new(), deviation(&left)));
     }
-    let takers: Vec<u32> =
+    let remainder_nodes: Vec<u32> =
         nodes.iter().copied().filter(|node| left.get(node).is_some_and(|cpus| *cpus >= group)).collect();
     let mut best: Option<Choice> = None;
-    for size in (1..=takers.len()).rev() {
-        for_each_choice(&takers, size, &mut Vec::new(), &mut |takers: &[u32]| {
-            let Some(balance) = with_remainder(left.clone(), takers, remainder, group) else { return };
+    for size in (1..=remainder_nodes.len()).rev() {
+        for_each_choice(&remainder_nodes, size, &mut Vec::new(), &mut |chosen: &[u32]| {
+            let Some(balance) = with_remainder(left.clone(), chosen, remainder, group) else { return };
             if best.as_ref().is_none_or(|best| balance < best.balance) {
-                best = Some(choice(takers.to_vec(), balance));
+                best = Some(choice(chosen.to_vec(), balance));
             }
         });
     }
@@ -122,13 +122,13 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
 /// CPUs.
 fn with_remainder(
     mut left: BTreeMap<u32, usize>,
-    takers: &[u32],
+    remainder_nodes: &[u32],
     mut remainder: usize,
     group: usize,
 ) -> Option<i64> {
     while remainder > 0 {
         let before = remainder;
-        for node in takers {
+        for node in remainder_nodes {
             let Some(cpus) = left.get_mut(node).filter(|cpus| remainder > 0 && **cpus >= group) else {
                 continue;
             };

@@ -227,7 +227,7 @@ fn owner(inode: u32) -> String {
 struct OpenFiles {
     /// The target of the link in `/proc/<pid>/fd` if the open file is the socket.
     link: String,
-    /// How many more files may be examined.
+    /// Number of files that may still be examined.
     budget: usize,
 }
 

@@ -18,7 +18,7 @@ pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
     if !(memory || disk || pids) || is_critical(input.pod) {
         return Ok(());
     }
-    if !disk && !pids && endures_memory_pressure(input.pod) {
+    if !disk && !pids && tolerates_memory_pressure(input.pod) {
         return Ok(());
     }
     let conditions = [(memory, "MemoryPressure"), (disk, "DiskPressure"), (pids, "PIDPressure")];
@@ -28,7 +28,7 @@ pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
     Err(refuse(EVICTED, message))
 }
 
-fn endures_memory_pressure(pod: &Pod) -> bool {
+fn tolerates_memory_pressure(pod: &Pod) -> bool {
     let taint = Taint { key: MEMORY_TAINT.to_owned(), effect: "NoSchedule".to_owned(), ..Taint::default() };
     let tolerations = pod.spec.as_ref().and_then(|spec| spec.tolerations.as_deref()).unwrap_or_default();
     qos_class(pod) != QosClass::BestEffort || is_tolerated(&taint, tolerations)

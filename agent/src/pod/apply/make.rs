@@ -88,7 +88,7 @@ impl Job {
             self.node.recorder.pod(&self.pod, Level::Normal, "SandboxChanged", message);
         }
         for old in &self.observed.sandboxes {
-            // Releases the network of a sandbox whose shim died. Stopping a stopped sandbox does nothing.
+            // Releases the network of a sandbox whose shim has exited. Stopping a stopped sandbox does nothing.
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: old.id.clone() };
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             stopped.map_err(|s| vec![self.runtime_error("StopPodSandbox", &old.id)(s)])?;
@@ -134,7 +134,8 @@ impl Job {
         }
     }
 
-    /// Why a pod with its own network cannot start now. `None` if the network is ready or the runtime does not respond.
+    /// The reason why a pod with its own network cannot start now. `None` if the network is ready or the runtime does
+    /// not respond.
     async fn network_error(&self) -> Option<String> {
         if self.pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true) {
             return None;

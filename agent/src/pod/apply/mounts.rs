@@ -12,7 +12,7 @@ use crate::pod::env::{EnvError, expand};
 use crate::volume::mount_options::TIMES;
 use crate::volume::sub_path::{self, SubPath};
 
-/// Why a container cannot mount a volume.
+/// The reason why a container cannot mount a volume.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MountError {
     #[error("volume {0:?} is not a volume of the pod")]

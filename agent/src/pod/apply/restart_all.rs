@@ -68,7 +68,7 @@ impl Job {
                 remove_logs_before(dir, last);
                 Ok(())
             };
-            // The removal of the pod removes what is left.
+            // The removal of the pod removes the rest of the logs.
             let _left = pod_logs::change(logs.join(name), remove).await;
         }
     }

@@ -22,7 +22,7 @@ pub(super) struct StartQueue {
 }
 
 impl StartQueue {
-    /// A queue of these containers, without those that have no pull task.
+    /// A queue of the containers that have a pull task.
     pub(super) fn new(starts: impl Iterator<Item = (StartContainer, Option<PullTask>)>) -> Self {
         Self {
             waiting: starts.filter_map(|(start, pull)| Some((start, maybe_done(pull?)))).collect(),
@@ -30,8 +30,8 @@ impl StartQueue {
         }
     }
 
-    /// The next container to start. None after the last. Cancel-safe: a container stays in the queue until it is
-    /// returned.
+    /// The next container to start. None after the last container. Cancel-safe: a container stays in the queue until it
+    /// is returned.
     pub(super) async fn next(&mut self) -> Option<(StartContainer, Result<Present, Missing>)> {
         if self.waiting.is_empty() {
             return None;

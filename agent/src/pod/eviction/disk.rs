@@ -17,7 +17,7 @@ pub(super) struct DiskShortages {
     pub(super) soft: [Option<DiskShortage>; 2],
 }
 
-/// How soon after a shortage a pod is evicted.
+/// The time between a shortage and the eviction of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// In a later round, an interval or more after the shortage was found.
@@ -35,7 +35,7 @@ pub(super) struct Found {
     pub(super) was_short: bool,
     /// When the next ordinary round is due.
     pub(super) due: Instant,
-    /// When an early round may follow the last eviction or measurement.
+    /// Earliest time of an early round after the last eviction or measurement.
     pub(super) early_due: Instant,
     /// The time since which the free space falls, if it is below a hard threshold and would soon be used up.
     pub(super) falls_since: Option<Instant>,
@@ -82,7 +82,7 @@ impl DiskShortages {
 // === impl Pace ===
 
 impl Pace {
-    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` says whether an image was
+    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` is true if an image was
     /// pulled at any time since its argument.
     pub(super) fn of(found: Found, has_pulled: impl Fn(Instant) -> bool) -> Option<Self> {
         let is_due = found.now >= found.due;
@@ -94,7 +94,7 @@ impl Pace {
         early.or(is_due.then_some(Self::Ordinary))
     }
 
-    /// When the next ordinary round is due after a round with this pace. `due` was the time before the round. An early
+    /// Time of the next ordinary round after a round with this pace. `due` was the time before the round. An early
     /// round about a known shortage does not delay the next ordinary round.
     pub(super) fn next_due(self, was_short: bool, due: Instant, now: Instant) -> Instant {
         match self {

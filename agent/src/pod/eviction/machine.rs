@@ -14,9 +14,9 @@ use crate::cgroup::resources::pod_requests;
 use crate::node::{MachineResource, MachineShortage, SoftThresholds};
 
 /// Interval of the rounds while memory or process IDs are short.
-const SHORT: Duration = Duration::from_secs(1);
+const SHORTAGE_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the rounds while little more than a threshold is available, and the amount is falling.
-const NEAR: Duration = Duration::from_secs(2);
+const NEAR_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The results of the last round that decide when the next round starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,8 +38,8 @@ impl Urgency {
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,
-            Self { is_short: true, .. } => Some(SHORT),
-            Self { is_near: true, .. } => Some(NEAR),
+            Self { is_short: true, .. } => Some(SHORTAGE_INTERVAL),
+            Self { is_near: true, .. } => Some(NEAR_INTERVAL),
             Self { is_short: false, is_near: false, is_unrelieved: false } => None,
         };
         [own, other].into_iter().flatten().min()
@@ -216,8 +216,8 @@ mod tests {
         let urgency = |is_short, is_near, is_unrelieved| Urgency { is_short, is_near, is_unrelieved };
         assert_eq!(urgency(false, false, false).interval(None), None);
         assert_eq!(urgency(false, false, false).interval(ten), ten);
-        assert_eq!(urgency(false, true, false).interval(ten), Some(NEAR));
-        assert_eq!(urgency(true, true, false).interval(None), Some(SHORT));
+        assert_eq!(urgency(false, true, false).interval(ten), Some(NEAR_INTERVAL));
+        assert_eq!(urgency(true, true, false).interval(None), Some(SHORTAGE_INTERVAL));
         let disk = Some(Duration::from_millis(900));
         assert_eq!(urgency(true, true, false).interval(disk), disk, "the disk fills up at the same time");
         assert!(urgency(false, true, false).follows_stalls() && !urgency(true, true, true).follows_stalls());

@@ -1,4 +1,5 @@
-//! How fast the node's disk fills up: the time until the next round, and whether an eviction can wait. Pure.
+//! The trend of the disk's free space. The trend determines the time until the next round, and whether an eviction can
+//! wait. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,9 @@ const MIN_WINDOW: Duration = Duration::from_millis(500);
 /// An amount falls noticeably if the loss in one [`INTERVAL`] exceeds the threshold divided by this number. Smaller
 /// changes are normal on an idle node.
 const MIN_FALL: u128 = 50;
-/// An eviction cannot wait if the resource would be used up within this time. The next ordinary round, the measurement
-/// of the pods and the end of the evicted pod together may take this long.
-const TOO_SOON: Duration = Duration::from_secs(20);
+/// Maximum time of an ordinary eviction: the wait for the next round, the measurement of the pods, and the end of the
+/// evicted pod. If the resource would be used up within this time, the eviction cannot wait.
+const EVICTION_TIME: Duration = Duration::from_secs(20);
 
 /// The changes of the disk's resources between the last two measurements.
 #[derive(Debug, Default)]
@@ -25,7 +26,7 @@ pub(super) struct DiskTrend {
     inodes: Option<Fall>,
 }
 
-/// A resource of which less is available than before.
+/// The decrease of a resource between two measurements.
 #[derive(Clone, Copy, Debug)]
 struct Fall {
     lost: u64,
@@ -67,20 +68,20 @@ impl DiskTrend {
         let half = |resource: Resource| {
             let fall = self.noticeable(resource, thresholds)?;
             let threshold = resource.threshold(thresholds).of(fall.level.capacity);
-            Some(fall.time_to_lose(fall.level.available.saturating_sub(threshold)) / 2)
+            Some(fall.time_to_fall_by(fall.level.available.saturating_sub(threshold)) / 2)
         };
         let next = [Resource::Bytes, Resource::Inodes].into_iter().filter_map(half).min()?;
         Some(next.max(MIN_INTERVAL)).filter(|next| *next < INTERVAL)
     }
 
-    /// The time since which the resource falls, if it would be used up within [`TOO_SOON`].
+    /// The time since which the resource falls, if it would be used up within [`EVICTION_TIME`].
     pub(super) fn used_up_soon(
         &self,
         resource: Resource,
         thresholds: &EvictionThresholds,
     ) -> Option<Instant> {
         let fall = self.noticeable(resource, thresholds)?;
-        (fall.time_to_lose(fall.level.available) < TOO_SOON).then_some(fall.since)
+        (fall.time_to_fall_by(fall.level.available) < EVICTION_TIME).then_some(fall.since)
     }
 
     fn noticeable(&self, resource: Resource, thresholds: &EvictionThresholds) -> Option<Fall> {
@@ -101,8 +102,8 @@ impl Fall {
         in_an_interval * MIN_FALL > u128::from(threshold)
     }
 
-    /// The time in which this amount is lost.
-    fn time_to_lose(self, amount: u64) -> Duration {
+    /// The time in which the resource falls by this amount.
+    fn time_to_fall_by(self, amount: u64) -> Duration {
         let millis = u128::from(amount) * self.elapsed.as_millis() / u128::from(self.lost.max(1));
         Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))
     }

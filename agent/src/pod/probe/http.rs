@@ -63,7 +63,7 @@ pub(crate) struct Answer {
     body: Option<String>,
 }
 
-/// Why there is no successful response.
+/// The reason why there is no successful response.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpError {
     #[error("the port is neither a number from 1 to 65535 nor the name of a port of the container")]

@@ -1,8 +1,8 @@
-//! Record, in the pod's directory, of the containers that the agent stops: to start them again, or because they must
-//! not continue.
+//! Record of the containers that the agent stops, in the pod's directory. The agent starts some of these containers
+//! again; the others must not continue.
 //!
 //! The exit code of such a container does not decide whether it starts again. Without the record, an agent that starts
-//! after the stop would treat the exit as the container's own. A pod could end because one of its probes failed.
+//! after the stop would treat the exit as if the container had ended by itself. A failed probe could then end the pod.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

@@ -32,7 +32,7 @@ pub(super) fn conditions(
     initialized: bool,
 ) -> Vec<PodCondition> {
     let containers = containers_ready(shape, status);
-    let judged = [
+    let evaluated = [
         EvaluatedCondition {
             kind: OURS[0],
             fault: input.observed.sandbox().is_none().then(|| ("", String::new())),
@@ -47,7 +47,7 @@ pub(super) fn conditions(
     ];
     let completed = status.phase.as_deref() == Some("Succeeded");
     let mut conditions: Vec<PodCondition> =
-        judged.into_iter().map(|judged| dated(judged, input, completed)).collect();
+        evaluated.into_iter().map(|evaluated| dated(evaluated, input, completed)).collect();
     let foreign = input.pod.status.iter().filter_map(|s| s.conditions.as_ref()).flatten();
     let disruption = disruption(input);
     let is_foreign = |c: &&PodCondition| {
@@ -120,19 +120,18 @@ fn disruption(input: &StatusInput<'_>) -> Option<PodCondition> {
     })
 }
 
-fn dated(judged: EvaluatedCondition, input: &StatusInput<'_>, completed: bool) -> PodCondition {
-    let status = if judged.fault.is_none() { "True" } else { "False" };
-    let (reason, message) = judged.fault.unwrap_or_default();
+fn dated(evaluated: EvaluatedCondition, input: &StatusInput<'_>, completed: bool) -> PodCondition {
+    let status = if evaluated.fault.is_none() { "True" } else { "False" };
+    let (reason, message) = evaluated.fault.unwrap_or_default();
     // Upstream's reason for a pod that ran to its end.
-    let reason = if completed && judged.kind == "Initialized" { "PodCompleted" } else { reason };
+    let reason = if completed && evaluated.kind == "Initialized" { "PodCompleted" } else { reason };
     let api = input.pod.status.as_ref();
-    let old = [input.last, api]
-        .into_iter()
-        .flatten()
-        .find_map(|s| s.conditions.iter().flatten().find(|c| c.type_ == judged.kind && c.status == status));
+    let old = [input.last, api].into_iter().flatten().find_map(|s| {
+        s.conditions.iter().flatten().find(|c| c.type_ == evaluated.kind && c.status == status)
+    });
     let now = Time(Timestamp::from_second(input.now.as_second()).unwrap_or(input.now));
     PodCondition {
-        type_: judged.kind.to_owned(),
+        type_: evaluated.kind.to_owned(),
         status: status.to_owned(),
         reason: (!reason.is_empty()).then(|| reason.to_owned()),
         message: (!message.is_empty()).then_some(message),

@@ -94,7 +94,7 @@ fn container_status(container: &Container, input: &StatusInput<'_>) -> Container
     };
     let waiting = input.state.waiting.get(&container.name);
     let will_run =
-        !input.finished && (waiting.is_some() || starts_against_its_policy(container, observed, input));
+        !input.finished && (waiting.is_some() || restarts_despite_its_policy(container, observed, input));
     let (state, last_state) = match &observed.run {
         ContainerRun::Running { started } => (running(*started), before(input, observed)),
         ContainerRun::Exited(exit) if will_run => {
@@ -133,7 +133,7 @@ fn container_status(container: &Container, input: &StatusInput<'_>) -> Container
 /// Whether an ended container starts again although its policy does not restart it after this exit code. This is the
 /// case if the agent stopped the container because a probe failed, or for a resize or another image. The status must
 /// not show the container as ended, because the API server would then refuse a status that shows it as running.
-fn starts_against_its_policy(
+fn restarts_despite_its_policy(
     container: &Container,
     observed: &ObservedContainer,
     input: &StatusInput<'_>,
@@ -147,7 +147,7 @@ fn starts_against_its_policy(
 fn waiting_state(waiting: Option<&Waiting>, input: &StatusInput<'_>) -> ContainerState {
     match waiting {
         Some(w) => wait(w.reason.clone(), w.message.clone()),
-        None => wait(not_yet(input).to_owned(), String::new()),
+        None => wait(initial_waiting_reason(input).to_owned(), String::new()),
     }
 }
 
@@ -224,13 +224,13 @@ fn waiting_status(container: &Container, state: ContainerState) -> ContainerStat
     }
 }
 
-/// The reason of a container that has not started and has not failed.
-fn not_yet(input: &StatusInput<'_>) -> &'static str {
+/// The waiting reason of a container that has not started yet and has not failed.
+fn initial_waiting_reason(input: &StatusInput<'_>) -> &'static str {
     let inits = input.pod.spec.as_ref().and_then(|s| s.init_containers.as_ref());
     if inits.is_none_or(Vec::is_empty) { "ContainerCreating" } else { "PodInitializing" }
 }
 
-/// How each volume is mounted. Recursive read-only mode is reported for read-only mounts.
+/// The mount status of each volume. Recursive read-only mode is reported for read-only mounts.
 fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let one = |mount: &VolumeMount| {
         let is_read_only = mount.read_only == Some(true);
@@ -265,7 +265,7 @@ fn removed_status(
         None => wait(reason.clone(), message.clone()),
     };
     // If the last status shows the container as running, its exit is not known.
-    let last_end = old.and_then(known_end).unwrap_or_else(|| ContainerStateTerminated {
+    let last_end = old.and_then(last_known_end).unwrap_or_else(|| ContainerStateTerminated {
         exit_code: 137,
         reason: Some(reason),
         message: Some(message),
@@ -279,7 +279,7 @@ fn removed_status(
 }
 
 /// The last end of a container in its status. None while the container runs.
-fn known_end(old: &ContainerStatus) -> Option<ContainerStateTerminated> {
+fn last_known_end(old: &ContainerStatus) -> Option<ContainerStateTerminated> {
     let state = old.state.as_ref()?;
     let before = old.last_state.as_ref().filter(|_| state.waiting.is_some());
     state.terminated.clone().or_else(|| before?.terminated.clone())
@@ -302,7 +302,7 @@ fn lost_status(mut old: ContainerStatus, input: &StatusInput<'_>) -> ContainerSt
     if input.finished {
         old.state = Some(end);
     } else {
-        old.state = Some(wait(not_yet(input).to_owned(), String::new()));
+        old.state = Some(wait(initial_waiting_reason(input).to_owned(), String::new()));
         old.last_state = Some(end);
     }
     old

@@ -1,5 +1,5 @@
 //! Status writes. The newest status of each pod is sent as a patch against the last acknowledged status. At most
-//! [`AT_ONCE`] writes run at the same time. If the pod has been removed from the node, the last write deletes its
+//! [`MAX_WRITES`] writes run at the same time. If the pod has been removed from the node, the last write deletes its
 //! object.
 //!
 //! A starting pod has three statuses before it runs: accepted, with a sandbox, and with created containers. Each write
@@ -29,7 +29,7 @@ use retries::{Failure, Retries};
 use waiting::Waiting;
 
 /// Maximum concurrent requests.
-const AT_ONCE: usize = 8;
+const MAX_WRITES: usize = 8;
 
 /// A queue with one entry per pod.
 #[derive(Clone)]
@@ -58,7 +58,7 @@ pub(crate) struct Update {
     pub(crate) status: PodStatus,
     /// Whether to delete the object, because the pod has been removed from the node.
     pub(crate) delete: bool,
-    /// When the status first differed from the status in the API.
+    /// Time at which the status first differed from the status in the API.
     pub(crate) since: Instant,
 }
 
@@ -68,7 +68,7 @@ impl StatusWriter {
             client,
             pending: Mutex::default(),
             wake: Notify::new(),
-            permits: Semaphore::new(AT_ONCE),
+            permits: Semaphore::new(MAX_WRITES),
             mirrors: MirrorPods::default(),
             metrics,
         };

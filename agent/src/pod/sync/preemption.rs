@@ -126,7 +126,7 @@ impl Sync {
         Some(new)
     }
 
-    /// When the next critical pod starts, even if other pods have not ended.
+    /// Time at which the next critical pod starts, even if other pods have not ended.
     pub(super) fn preemption_due(&self) -> Option<Instant> {
         self.preemptors.values().map(|preemptor| preemptor.until).min()
     }

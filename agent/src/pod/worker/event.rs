@@ -20,8 +20,8 @@ pub(super) enum Event {
     Woken,
 }
 
-/// Both ends of an unbounded queue. Jobs and probes hold clones of the sender. A queue of tokio would take 2 to 4 kB in
-/// each pod even if empty, because it allocates places for 32 items.
+/// The sender and the receiver of an unbounded queue. Jobs and probes hold clones of the sender. A queue of tokio would
+/// take 2 to 4 kB in each pod even if empty, because it allocates places for 32 items.
 pub(super) struct Queue<T> {
     pub(super) sender: mpsc::UnboundedSender<T>,
     pub(super) receiver: mpsc::UnboundedReceiver<T>,

@@ -27,7 +27,7 @@ const CHUNK: usize = 16 * 1024;
 /// occupies the disk while it is open, and no limit of the pod counts this space.
 const UNREAD: Duration = Duration::from_secs(60);
 
-/// Why a log cannot be read.
+/// The reason why a log cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReadError {
     #[error("cannot read {path}")]
@@ -105,7 +105,7 @@ struct Open {
 // === impl Reader ===
 
 impl Reader {
-    /// Opens the file with the first requested line. `is_cancelled` is asked during the search.
+    /// Opens the file with the first requested line. The search calls `is_cancelled`, and ends if the result is true.
     fn begin(log: PathBuf, options: &Options, is_cancelled: &dyn Fn() -> bool) -> Result<Reader, ReadError> {
         let all = files::all(&log);
         let (index, offset) = match options.tail {

@@ -2,20 +2,21 @@
 //!
 //! Source: `test/compatibility_lifecycle/reference/versioned_feature_list.yaml` of Kubernetes.
 
-/// Gates that are switches here and on by default.
-pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "ConstrainedImpersonation", "WatchList"];
+/// Gates that users can switch, and that are on by default.
+pub(super) const SWITCHES_ON_BY_DEFAULT: &[&str] =
+    &["APIResponseCompression", "ConstrainedImpersonation", "WatchList"];
 
-/// Gates that are switches here and off by default.
-pub(super) const SWITCHES_OFF: &[&str] =
+/// Gates that users can switch, and that are off by default.
+pub(super) const SWITCHES_OFF_BY_DEFAULT: &[&str] =
     &["AllowUnsafeMalformedObjectDeletion", "CPUManagerPolicyAlphaOptions"];
 
-/// Gates whose value has no effect here. `runtime-config` enables the APIs of three of them. The agent follows the
-/// events of containers in any case.
-pub(super) const EITHER: &[&str] =
+/// Gates that accept any value, without an effect. The setting `runtime-config` enables the APIs of three of these
+/// gates. EventedPLEG has no effect, because the agent always follows the events of containers.
+pub(super) const WITHOUT_EFFECT: &[&str] =
     &["EventedPLEG", "GangScheduling", "GenericWorkload", "StorageVersionMigrator"];
 
-/// Gates that are off upstream by default, and whose behaviour is always on here.
-pub(super) const ON_HERE: &[&str] = &["MaxUnavailableStatefulSet"];
+/// Gates that upstream disables by default. Their behaviour is always enabled in this program.
+pub(super) const ALWAYS_ON: &[&str] = &["MaxUnavailableStatefulSet"];
 
 /// Gates that are locked to true.
 #[rustfmt::skip]

@@ -8,10 +8,10 @@ use super::{FeatureGates, known};
 
 /// The lists of gates. For each list: the stage of most of its gates, and the default value of all its gates.
 const LISTS: [(&[&str], &str, bool); 8] = [
-    (known::SWITCHES, "BETA", true),
-    (known::SWITCHES_OFF, "ALPHA", false),
-    (known::EITHER, "ALPHA", false),
-    (known::ON_HERE, "BETA", true),
+    (known::SWITCHES_ON_BY_DEFAULT, "BETA", true),
+    (known::SWITCHES_OFF_BY_DEFAULT, "ALPHA", false),
+    (known::WITHOUT_EFFECT, "ALPHA", false),
+    (known::ALWAYS_ON, "BETA", true),
     (known::LOCKED_ON, GENERAL, true),
     (known::LOCKED_OFF, "DEPRECATED", false),
     (known::ON, "BETA", true),

@@ -1,10 +1,10 @@
-//! All fields of `KubeletConfiguration` (Kubernetes 1.36), and what each of them means here.
+//! All fields of `KubeletConfiguration` (Kubernetes 1.36), with their support by this program.
 //!
 //! Names and defaults are those of `SetDefaults_KubeletConfiguration` in Kubernetes' `pkg/kubelet/apis/config/v1beta1`.
 
 use super::machine::Demand;
 
-/// One field of the kubelet's configuration.
+/// A field of the kubelet's configuration.
 pub(super) struct KubeletField {
     /// Path of the field, with dots.
     pub(super) path: &'static str,
@@ -13,7 +13,7 @@ pub(super) struct KubeletField {
     pub(super) support: Support,
 }
 
-/// How the agent treats a field of KubeletConfiguration.
+/// The support for a field of KubeletConfiguration.
 pub(super) enum Support {
     /// The field is the setting of this table with this name.
     Setting(&'static str, &'static str),

@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Pod;
 pub(super) struct ManifestFile {
     pub(super) path: PathBuf,
     pub(super) content: Content,
-    /// Why the file has no pod.
+    /// The reason why the file has no pod.
     pub(super) failure: Option<String>,
 }
 

@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-/// Volumes of objects, and what they reference.
+/// Fields of volumes that refer to objects, with the resource of the object.
 const VOLUMES: [(&str, &str); 7] = [
     ("persistentVolumeClaim", "persistentvolumeclaims"),
     ("ephemeral", "persistentvolumeclaims"),

@@ -40,8 +40,8 @@ impl Layers {
                 leases.push(self.linked(ids, links).await?);
             }
         }
-        let restated = self.repeat_directory_attributes(&leases).await?;
-        leases.extend(restated);
+        let attributes = self.repeat_directory_attributes(&leases).await?;
+        leases.extend(attributes);
         Ok(leases)
     }
 

@@ -2,14 +2,14 @@
 //! store.
 //!
 //! A layer's archive determines their number: a path of 4 KiB implies two thousand directories with 4 MiB of names.
-//! Nearly all layers have few names, which do not count. The other layers share a limit, so that images do not fill the
-//! memory of the process.
+//! Nearly all layers have few names. Such layers do not count. All other layers share a limit, so that images do not
+//! fill the memory of the process.
 
 use super::{LayerState, Meta};
 
-/// Maximum bytes of names up to which a layer does not count.
-const FEW: usize = 16 << 10;
-/// Maximum bytes of the names of all layers that count.
+/// Maximum bytes of the names of a layer that does not count for [`TOTAL`].
+const UNCOUNTED_MAX: usize = 16 << 10;
+/// Maximum bytes of the names of all other layers together.
 pub(super) const TOTAL: usize = 64 << 20;
 /// Estimated bytes of a name besides its text.
 const PER_NAME: usize = 48;
@@ -23,7 +23,7 @@ pub(super) fn fit<'a>(own: usize, others: impl Iterator<Item = &'a LayerState>) 
 pub(super) fn of(meta: &Meta) -> usize {
     let links = meta.links.iter().flat_map(|link| [link.path.len(), link.target.len()]);
     let bytes: usize = meta.implied.iter().map(String::len).chain(links).map(|text| text + PER_NAME).sum();
-    if bytes > FEW { bytes } else { 0 }
+    if bytes > UNCOUNTED_MAX { bytes } else { 0 }
 }
 
 fn of_state(state: &LayerState) -> usize {

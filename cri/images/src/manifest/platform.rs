@@ -3,7 +3,7 @@
 use super::{Descriptor, ManifestError, PlatformField};
 use crate::config::Platform;
 
-/// How a manifest was selected.
+/// The way in which a manifest was selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chosen {
     /// The name refers to the manifest directly.

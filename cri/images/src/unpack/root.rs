@@ -71,7 +71,7 @@ impl PlainPath {
         self.0.is_empty()
     }
 
-    /// The parent and the last component. Not for the root.
+    /// The parent and the last component of a path. Must not be called for the root.
     pub(super) fn split(&self) -> (PlainPath, &OsStr) {
         match self.0.iter().rposition(|b| *b == b'/') {
             Some(slash) => (PlainPath(self.0[..slash].to_vec()), OsStr::from_bytes(&self.0[slash + 1..])),

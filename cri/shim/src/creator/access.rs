@@ -20,7 +20,7 @@ pub(super) enum Kind {
     Character,
 }
 
-/// One rule. An absent number matches every number.
+/// A device access rule. An absent number matches every number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Rule {
     pub(super) allow: bool,
@@ -112,9 +112,10 @@ impl Rule {
 
     /// Whether some access to some device matches both rules.
     pub(super) fn overlaps(&self, other: &Self) -> bool {
-        let meets = |one: Option<u32>, other: Option<u32>| one.is_none() || other.is_none() || one == other;
+        let match_both =
+            |one: Option<u32>, other: Option<u32>| one.is_none() || other.is_none() || one == other;
         let kinds = self.kind == Kind::Any || other.kind == Kind::Any || self.kind == other.kind;
-        let numbers = meets(self.major, other.major) && meets(self.minor, other.minor);
+        let numbers = match_both(self.major, other.major) && match_both(self.minor, other.minor);
         kinds && numbers && self.access.bits() & other.access.bits() != 0
     }
 }

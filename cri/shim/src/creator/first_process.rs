@@ -85,9 +85,9 @@ enum FirstError {
 /// Runs the first process to its end.
 pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     let reporter = first.reporter;
-    // The change of ids clears this setting, so it is set again below. If the shim dies between the two calls, this
+    // The change of ids clears this setting, so it is set again below. If the shim exits between the two calls, this
     // process detects the closed start pipe.
-    let _ = kernel::die_with_parent();
+    let _ = kernel::set_parent_death_signal();
     let prepared = prepare(first);
     let (process, env) = match prepared {
         Ok(prepared) => prepared,
@@ -97,7 +97,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
         }
     };
     // The pod's processes end with the shim. The signal for that is set again, because the change of ids clears it.
-    let _ = kernel::die_with_parent();
+    let _ = kernel::set_parent_death_signal();
     reporter.send(&Message::Ready);
     if !is_started(first.request.start_pipe) {
         kernel::leave(255)
@@ -107,7 +107,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-/// Waits for the start byte. If the pipe is closed without a start byte, the shim has died.
+/// Waits for the start byte. If the pipe is closed without a start byte, the shim has exited.
 fn is_started(start_pipe: &OwnedFd) -> bool {
     loop {
         match nix::unistd::read(start_pipe, &mut [0]) {

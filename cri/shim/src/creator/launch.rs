@@ -111,7 +111,7 @@ fn enter(cgroups: &Cgroups<'_>, shim: i32, reporter: Reporter) -> Result<(), Lau
             kernel::leave(0)
         }
         Some(Ok(Fork::Child)) => {
-            kernel::die_with(shim);
+            kernel::exit_with_parent(shim);
             Ok(())
         }
         // Linux before 5.7 has no CLONE_INTO_CGROUP.

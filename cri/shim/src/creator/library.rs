@@ -73,7 +73,7 @@ impl Executor for Runner {
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
         kernel::reset_signals();
         // The pod's processes end with the shim. The signal for that is set here, because a change of ids clears it.
-        let _ = kernel::die_with_parent();
+        let _ = kernel::set_parent_death_signal();
         let label = spec.process().as_ref().and_then(|process| process.selinux_label().as_ref());
         if let Some(label) = label.filter(|label| !label.is_empty())
             && let Err(error) = selinux::exec_as(label)

@@ -239,9 +239,9 @@ impl Hierarchy {
 /// that needs the controller reports the failure.
 fn enable_controllers(cgroup: &Path) {
     let file = cgroup.join("cgroup.subtree_control");
-    let (has, gives) = (controllers(cgroup), fs::read_to_string(&file).unwrap_or_default());
-    let gives: Vec<&str> = gives.split_whitespace().collect();
-    let missing = has.split_whitespace().filter(|controller| !gives.contains(controller));
+    let (available, enabled) = (controllers(cgroup), fs::read_to_string(&file).unwrap_or_default());
+    let enabled: Vec<&str> = enabled.split_whitespace().collect();
+    let missing = available.split_whitespace().filter(|controller| !enabled.contains(controller));
     let missing: Vec<String> = missing.map(|controller| format!("+{controller}")).collect();
     if !missing.is_empty() && put(&file, &missing.join(" ")).is_err() {
         // The kernel refuses one of the controllers, so each controller is enabled with its own write.

@@ -33,12 +33,12 @@ pub(crate) struct Host {
 impl Host {
     pub(crate) fn detect() -> Self {
         let capabilities = caps::read(None, caps::CapSet::Permitted).unwrap_or_default();
-        let powerful = capabilities.contains(&caps::Capability::CAP_SYS_RESOURCE);
+        let has_sys_resource = capabilities.contains(&caps::Capability::CAP_SYS_RESOURCE);
         let own_score =
             fs::read_to_string("/proc/self/oom_score_adj").ok().and_then(|text| text.trim().parse().ok());
         Self {
-            least_oom_score: if powerful { None } else { Some(own_score.unwrap_or(0)) },
-            may_raise_limits: powerful,
+            least_oom_score: if has_sys_resource { None } else { Some(own_score.unwrap_or(0)) },
+            may_raise_limits: has_sys_resource,
             capabilities,
             apparmor: Path::new("/sys/kernel/security/apparmor").exists(),
         }

@@ -71,7 +71,7 @@ struct Prepared<'a> {
 
 /// Runs the first fork to its end.
 pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
-    kernel::die_with(request.shim);
+    kernel::exit_with_parent(request.shim);
     kernel::reset_signals();
     // The command gets a keyring of its own, so it has no keys of the shim or of the shim's runtime. If the kernel
     // refuses, the command shares the shim's keyring, as a container's first process does.
@@ -163,7 +163,7 @@ fn second(request: &ExecRequest<'_>, prepared: &Prepared<'_>) -> ! {
     };
     // The parent-death signal is set again after the change of ids, as in the container's first process: the
     // pod's processes must end with the shim.
-    let _ = kernel::die_with_parent();
+    let _ = kernel::set_parent_death_signal();
     let (kind, message) = program::become_program(process.args().as_deref().unwrap_or_default(), &env);
     request.reporter.send(&Message::Failed(kind, message));
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })

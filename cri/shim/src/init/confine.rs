@@ -73,7 +73,7 @@ impl Confinement {
         // Otherwise a tracer could make process 1 execute a set-uid program.
         kernel::no_new_privileges().map_err(ConfineError::NoNewPrivileges)?;
         // The parent-death signal is set after the user, because a change of ids clears it.
-        kernel::die_with_parent().map_err(ConfineError::End)?;
+        kernel::set_parent_death_signal().map_err(ConfineError::End)?;
         self.filter.as_ref().map_or(Ok(()), Filter::load).map_err(ConfineError::Seccomp)
     }
 

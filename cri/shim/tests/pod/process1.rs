@@ -97,7 +97,7 @@ pub(crate) async fn the_end_of_process_1_ends_the_pod_and_the_exits_are_reported
     }
     let killed = ["alone", "inside", "waiting"].map(|id| (id.to_owned(), 137));
     assert_eq!(codes, killed.into());
-    assert_eq!(pod.shim.closed().await, Closed::Died);
+    assert_eq!(pod.shim.closed().await, Closed::Exited);
     assert!(!Path::new(&format!("/proc/{alone}/cwd")).exists());
     // The exits are recorded for an agent that was not connected.
     let exits = fs::read_dir(pod.dir.join("shim/exits")).unwrap().count();

@@ -72,7 +72,7 @@ pub(crate) async fn a_killed_shim_ends_its_containers(pod: Pod) {
     let pid = pod.run("c", "sleep 1000").await;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGKILL)
         .unwrap();
-    assert_eq!(pod.shim.closed().await, Closed::Died);
+    assert_eq!(pod.shim.closed().await, Closed::Exited);
     until(|| !Path::new(&format!("/proc/{pid}/cwd")).exists()).await;
     // An absent shim counts as shut down.
     pod.shim.shutdown().await.unwrap();
@@ -125,7 +125,7 @@ pub(crate) async fn a_terminated_shim_ends_its_pod_at_once(pod: Pod) {
     let began = std::time::Instant::now();
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pod.shim.pid()), nix::sys::signal::Signal::SIGTERM)
         .unwrap();
-    assert_eq!(pod.shim.closed().await, Closed::Died);
+    assert_eq!(pod.shim.closed().await, Closed::Exited);
     // The container ignores the signal for 1,000 s.
     assert!(began.elapsed() < std::time::Duration::from_secs(60), "{:?}", began.elapsed());
     pod.nothing_left().await;

@@ -15,7 +15,7 @@ pub(super) const INSTRUCTION: usize = 8;
 
 /// System calls of Linux 5.15 to 6.17. Their numbers are the same on all architectures (`scripts/syscall.tbl` of the
 /// kernel).
-const NEWER: [(&str, u32); 22] = [
+const NEW_SYSTEM_CALLS: [(&str, u32); 22] = [
     ("process_mrelease", 448),
     ("futex_waitv", 449),
     ("set_mempolicy_home_node", 450),
@@ -102,7 +102,7 @@ pub(super) const MAX_REQUESTS: usize = 100;
 
 /// The number of a call that is newer than libseccomp. `None` for other calls.
 pub(super) fn number(name: &str) -> Option<u32> {
-    NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
+    NEW_SYSTEM_CALLS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
 /// The prefix for libseccomp's program. Empty if the prefix has no decisions.

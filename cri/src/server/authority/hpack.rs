@@ -30,7 +30,7 @@ enum State {
 /// The meaning of an integer that is being parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IntegerKind {
-    /// An index into the tables, or the size of the dynamic table. Nothing follows.
+    /// An index into the tables, or the size of the dynamic table. No value follows.
     Whole,
     /// The index of a name. The value follows.
     Name,

@@ -24,7 +24,7 @@ use crate::shim_client::file::write_private;
 /// The directories of a container.
 struct BundleDirs {
     bundle: PathBuf,
-    /// Upper directory of the overlay: what the container writes.
+    /// Upper directory of the overlay: the files that the container writes.
     upper: PathBuf,
     /// Work directory of the overlay.
     work: PathBuf,

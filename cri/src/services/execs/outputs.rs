@@ -14,7 +14,7 @@ const RESERVE: usize = 64 << 10;
 const TAIL: usize = 1 << 10;
 const READ_SIZE: usize = 32 << 10;
 
-/// Both outputs, so far.
+/// The outputs that were read so far.
 #[derive(Debug)]
 pub(super) struct Outputs {
     stdout: Vec<u8>,

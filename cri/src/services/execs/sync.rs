@@ -30,7 +30,7 @@ const COMMAND_SHOWN: usize = 256;
 /// The end of an exec.
 enum End {
     Exited(shim::Exit),
-    /// The shim died.
+    /// The shim has exited.
     ShimLost,
     /// The call ended before the command, so the command was killed.
     Interrupted,

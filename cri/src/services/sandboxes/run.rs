@@ -48,8 +48,8 @@ impl SandboxService {
         Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
     }
 
-    /// Runs a sandbox, or undoes all steps. As long as the record of a sandbox says that it is `restoring`, a restart
-    /// of the runtime removes the sandbox, even if it is ready.
+    /// Runs a sandbox, or undoes all steps. If the record of a sandbox has the flag `restoring`, the next start of the
+    /// runtime removes the sandbox, even if the sandbox is ready.
     pub(crate) async fn run_or_undo(
         &self,
         request: cri::RunPodSandboxRequest,

@@ -29,8 +29,9 @@ impl SandboxService {
     /// Stops a sandbox. Tries all steps, and returns the first error.
     pub(crate) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let _guard = sandbox.ending.lock().await;
-        // The stop is recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod
-        // stays ready without its network. If the record cannot be written (disk full), the sandbox is still stopped.
+        // The stop is recorded first, because the steps below cannot be reverted: if the runtime is killed meanwhile,
+        // no pod stays ready without its network. If the record cannot be written (disk full), the sandbox is still
+        // stopped.
         if sandbox.begin_stop() {
             self.record_begin(sandbox);
         }

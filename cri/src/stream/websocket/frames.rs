@@ -191,7 +191,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
         let mut value = pin!(value);
         loop {
             let payload = tokio::select! {
-                // Cancel safe: `value` lives outside of the select, and a pong that is not received stays in its channel.
+                // Cancel safe: `value` is outside of the select, and a pong that is not received stays in its channel.
                 value = &mut value => return Ok(value),
                 Some(payload) = self.pongs.recv() => payload,
             };

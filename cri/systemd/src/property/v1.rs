@@ -2,8 +2,8 @@
 
 use super::{Device, Property, Value, number, quota};
 
-/// The controllers whose hierarchies systemd manages (`CGROUP_MASK_V1` in its src/basic/cgroup-util.h). It
-/// supports no others.
+/// The controllers whose hierarchies systemd manages (`CGROUP_MASK_V1` in its src/basic/cgroup-util.h). systemd
+/// supports no other controllers.
 const MANAGED: [&str; 6] = ["blkio", "cpu", "cpuacct", "devices", "memory", "pids"];
 
 /// Values above this mean "no limit": the kernel reports the greatest number of whole pages.
@@ -12,15 +12,16 @@ const UNLIMITED: u64 = 1 << 62;
 /// The range of weights that systemd accepts.
 const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
 
-/// Whether systemd manages the cgroups of a hierarchy. `controllers` has its comma-separated controllers or its name,
-/// and is empty for v2. systemd always manages v2: it finds a unit's processes there, even beside v1.
+/// Whether systemd manages the cgroups of a hierarchy. `controllers` has the comma-separated controllers of the
+/// hierarchy or its name. It is empty for v2. systemd always manages v2: it finds a unit's processes there, even beside
+/// v1.
 pub fn manages(controllers: &str) -> bool {
     let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
     controllers.is_empty() || controllers.split(',').any(is_its_own)
 }
 
-/// Properties that enable accounting. Without them systemd moves a unit's processes out of a controller's
-/// hierarchy as soon as neither a limit nor a sibling needs it.
+/// Properties that enable accounting. Without these properties, systemd moves a unit's processes out of a controller's
+/// hierarchy as soon as neither a limit nor a sibling needs the hierarchy.
 pub fn accounting() -> Vec<Property> {
     let names = ["CPUAccounting", "MemoryAccounting", "BlockIOAccounting", "TasksAccounting"];
     names.map(|name| (name, Value::Flag(true))).to_vec()
@@ -30,8 +31,8 @@ pub fn accounting() -> Vec<Property> {
 /// cannot express are omitted, such as "minor number 3 of every driver". Drivers are identified by number,
 /// because some have no name.
 ///
-/// There is always a list, even if it contains all devices. Without one systemd does not use the hierarchy
-/// and removes the unit's cgroup from it.
+/// There is always a list, even if the list contains all devices. Without a list, systemd does not use the hierarchy,
+/// and removes the unit's cgroup from the hierarchy.
 pub fn devices(allowed: &[Device]) -> Vec<Property> {
     let list = allowed.iter().filter_map(|device| {
         let kind = if device.block { "block" } else { "char" };

@@ -18,19 +18,20 @@ use crate::duration;
 
 /// Timeout of a call, as in the kubelet.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum bytes of the response, and of the program's standard error.
+/// Maximum bytes of the response.
 const ANSWER_MAX: u64 = 1 << 20;
-const COMPLAINT_MAX: u64 = 1 << 10;
+/// Maximum bytes of the program's standard error that are read.
+const ERROR_OUTPUT_MAX: u64 = 1 << 10;
 
-/// Why a program returned no credentials.
+/// The reason why a program returned no credentials.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CallError {
     #[error("cannot run the program: {0}")]
     Run(#[from] std::io::Error),
     #[error("the program did not respond within a minute")]
     Late,
-    #[error("the program ended with {status}: {complaint}")]
-    Status { status: std::process::ExitStatus, complaint: String },
+    #[error("the program ended with {status}: {error_output}")]
+    Status { status: std::process::ExitStatus, error_output: String },
     /// The error leaves out the parser's message, because it may quote a password.
     #[error("the response is invalid: {0:?} error at line {1} column {2}")]
     Json(serde_json::error::Category, usize, usize),
@@ -120,7 +121,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
             let _not_read = stdin.write_all(request.as_bytes()).await;
         }
     };
-    let (mut answer, mut complaint) = (Vec::new(), Vec::new());
+    let (mut answer, mut error_output) = (Vec::new(), Vec::new());
     let take = async {
         match stdout {
             Some(stdout) => stdout.take(ANSWER_MAX).read_to_end(&mut answer).await,
@@ -130,7 +131,7 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let listen = async {
         match stderr {
             Some(mut stderr) => {
-                (&mut stderr).take(COMPLAINT_MAX).read_to_end(&mut complaint).await?;
+                (&mut stderr).take(ERROR_OUTPUT_MAX).read_to_end(&mut error_output).await?;
                 // Standard error is read to its end: a closed pipe would kill the program.
                 tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await
             }
@@ -142,8 +143,8 @@ async fn run(settings: &Settings, program: &Path, request: String) -> Result<Vec
     let status = child.wait().await?;
     group.ended();
     if !status.success() {
-        let complaint = printable(String::from_utf8_lossy(&complaint).trim(), complaint.len());
-        return Err(CallError::Status { status, complaint });
+        let error_output = printable(String::from_utf8_lossy(&error_output).trim(), error_output.len());
+        return Err(CallError::Status { status, error_output });
     }
     Ok(answer)
 }

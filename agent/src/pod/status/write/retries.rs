@@ -12,7 +12,7 @@ const FORBIDDEN_MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum attempts that authorization refuses. These attempts take 12 minutes.
 const FORBIDDEN_MAX: u32 = 20;
 
-/// Why an attempt failed.
+/// The reason why an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
     /// The object is deleted, or replaced by a new object with the same name.

@@ -78,7 +78,7 @@ impl Waiting {
         self.entries.remove(uid).map(|entry| entry.update)
     }
 
-    /// When the next delayed status is due.
+    /// Time at which the next delayed status is due.
     pub(super) fn next_due(&self) -> Option<Instant> {
         self.later.front().map(|(due, _)| *due)
     }

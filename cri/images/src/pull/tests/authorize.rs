@@ -157,7 +157,8 @@ async fn credentials_are_sent_only_to_their_host() {
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
-    // `works` is the expected result. `shown` says whether the mirror and the registry got credentials.
+    // `works` is the expected result. `shown` is true for each host that got credentials: first the mirror, then the
+    // registry.
     for (login, works, shown) in [
         (login(PASSWORD), true, (false, true)),
         (token, false, (false, true)),

@@ -1,4 +1,4 @@
-//! The rules that lead new connections to the host ports.
+//! The rules that jump from the base chains to the chain of the host ports.
 
 use std::net::IpAddr;
 
@@ -8,12 +8,12 @@ use ipnetwork::IpNetwork;
 use super::Table;
 use super::family::{V4, V6};
 
-/// Base chains with these rules.
+/// Base chains that contain these rules.
 const CHAINS: [&str; 2] = ["prerouting", "output"];
 
-/// Rules that lead to the host ports. They exist only while there are host ports, because they look up a route for the
-/// first packet of each connection.
-pub(crate) struct Entrances<'a> {
+/// Rules that jump to the chain `hostports`. The rules exist only while there are host ports, because they look up a
+/// route for the first packet of each connection.
+pub(crate) struct HostPortJumps<'a> {
     /// Whether host ports existed before this transaction, and whether some exist after it.
     pub(crate) ports: [bool; 2],
     /// Addresses to which host ports do not apply. Otherwise a host port 53 would receive the queries to cluster DNS.
@@ -24,8 +24,8 @@ pub(crate) struct Entrances<'a> {
 
 impl Table<'_> {
     /// Writes the rules when the first host port is added. Removes the rules when the last host port is removed.
-    pub(super) fn entrances(&mut self, entrances: &Entrances<'_>) {
-        let [before, now] = entrances.ports;
+    pub(super) fn write_host_port_jumps(&mut self, jumps: &HostPortJumps<'_>) {
+        let [before, now] = jumps.ports;
         if before == now {
             return;
         }
@@ -33,7 +33,7 @@ impl Table<'_> {
             self.0.flush_chain(chain);
             for family in [V4, V6].iter().filter(|_| now) {
                 let of_family = |address: &&IpAddr| address.is_ipv4() == (family.address.length == 4);
-                let served = entrances.served.iter().filter(of_family);
+                let served = jumps.served.iter().filter(of_family);
                 let local = Rule::default().family(family.number).destination_is_local();
                 let local = served.fold(local, |rule, address| rule.to(IpNetwork::from(*address), true));
                 self.0.rule(chain, &local.jump("hostports"));
