@@ -37,7 +37,8 @@ pub enum BackupError {
     },
     /// The state directory has no store.
     #[error(
-        "there is no store {path}: use --state-dir, or --kubeconfig for a control plane on another machine"
+        "cannot open the store {path}: it does not exist; use --state-dir, or --kubeconfig for a \
+         control plane on another machine"
     )]
     Absent {
         /// The store's directory.
@@ -260,7 +261,9 @@ mod tests {
         let Err(error) = offline_backup(directory.path()) else { panic!("a backup of no store") };
         let store = directory.path().join("store");
         assert!(
-            error.to_string().starts_with(&format!("there is no store {}: ", store.display())),
+            error
+                .to_string()
+                .starts_with(&format!("cannot open the store {}: it does not exist; ", store.display())),
             "{error}"
         );
         let backup = directory.path().join("b");

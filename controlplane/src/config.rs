@@ -47,8 +47,8 @@ pub struct ControlPlaneConfig {
     pub serving_names: Vec<String>,
     /// Certificates and TLS of the API server.
     pub serving_tls: ServingOptions,
-    /// The node that joins from this machine, if any. The controllers approve the API server's names and addresses in the
-    /// certificate of this node.
+    /// The node that joins from this machine, if any. The controllers approve the API server's names and addresses in
+    /// the certificate of this node.
     pub own_node: Option<String>,
     /// Address ranges of pods, at most one of each family. Each node gets a part of each range.
     pub cluster_cidrs: Vec<IpNetwork>,

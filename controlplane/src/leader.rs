@@ -60,8 +60,8 @@ impl Candidate {
         Self { leases: Api::namespaced(client, NAMESPACE), name, identity, times, observation: None }
     }
 
-    /// Runs `work` whenever this process holds the lease. The token that `work` gets is cancelled when the lease is lost
-    /// and at the shutdown.
+    /// Runs `work` whenever this process holds the lease. The token that `work` gets is cancelled when the lease is
+    /// lost and at the shutdown.
     pub(crate) async fn run<F>(mut self, shutdown: CancellationToken, work: impl Fn(CancellationToken) -> F)
     where
         F: Future<Output = ()>,

@@ -40,7 +40,7 @@ pub enum PkiError {
         source: std::io::Error,
     },
     /// A file has no valid key or certificate.
-    #[error("{path} holds no usable key or certificate")]
+    #[error("cannot use {path}: it has no usable key or certificate")]
     Unusable {
         /// The file.
         path: PathBuf,
@@ -264,6 +264,6 @@ mod tests {
         drop(Pki::open(dir.path()).unwrap());
         std::fs::write(dir.path().join("ca.key"), "damaged").unwrap();
         let Err(error) = Pki::open(dir.path()) else { panic!("opened") };
-        assert!(error.to_string().contains("ca.key holds no usable key"));
+        assert!(error.to_string().contains("ca.key: it has no usable key"));
     }
 }

@@ -84,7 +84,7 @@ pub(crate) struct ServingCertificates {
 /// One certificate, which changes with its files.
 #[derive(Debug)]
 struct Slot {
-    /// `None` for the own certificate.
+    /// The files of the certificate. `None` for the server's own certificate.
     files: Option<CertificateFiles>,
     /// The configured server names.
     names: Vec<String>,
@@ -101,7 +101,7 @@ struct Loaded {
 #[derive(Clone, Debug, Default)]
 struct CertificateNames {
     common: Option<String>,
-    /// In lower case.
+    /// The DNS names, in lower case.
     dns: Vec<String>,
 }
 

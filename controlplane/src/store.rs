@@ -213,8 +213,8 @@ fn other_keys(error: StoreError) -> OpenStoreError {
     if is_undecryptable { OpenStoreError::OtherKeys(error) } else { OpenStoreError::Store(error) }
 }
 
-/// The entry with this key. Creates it with the value of this server if it is missing. A full store accepts no write, so
-/// an existing entry is not written.
+/// The entry with this key. Creates it with the value of this server if it is missing. A full store accepts no write,
+/// so an existing entry is not written.
 async fn recorded(store: &dyn Store, key: &'static str, own: &str) -> Result<Entry, StoreError> {
     if let Some(found) = store.get(key).await? {
         return Ok(found);

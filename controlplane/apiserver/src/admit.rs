@@ -200,9 +200,9 @@ pub(crate) struct Admission {
     pub(crate) in_flight: Arc<InFlight>,
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) namespaces: Box<dyn CreateNamespace>,
-    /// `None` without the plugin Initializers.
+    /// The waiting creates. `None` without the plugin Initializers.
     pub(crate) initialization: Option<Arc<Initialization>>,
-    /// `None` without the plugin InitialResources.
+    /// The usage of images. `None` without the plugin InitialResources.
     pub(crate) usage_history: Option<Arc<UsageHistory>>,
     /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
     pub(crate) toleration_seconds: [i64; 2],

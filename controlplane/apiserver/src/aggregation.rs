@@ -61,7 +61,7 @@ pub(crate) struct Remote {
 #[derive(Clone, Default)]
 struct Observed {
     is_available: bool,
-    /// `None` if the resources could not be read.
+    /// The resources of the server. `None` if the resources could not be read.
     discovered: Option<Discovered>,
 }
 

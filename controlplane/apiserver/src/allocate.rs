@@ -129,7 +129,7 @@ pub(crate) struct Allocator {
     pub(crate) ranges: ServiceRanges,
     /// Port range for node ports.
     node_ports: RangeInclusive<u16>,
-    /// Held while a service's addresses are allocated and stored.
+    /// Lock of the allocations. A request holds it until the service is stored.
     lock: Arc<Mutex<()>>,
 }
 

@@ -65,12 +65,12 @@ pub struct User {
     /// The requested audiences for which the token of the user is intended. Empty: the audiences of this API server.
     pub(crate) audiences: Vec<String>,
     /// The service account token that authenticated the request, if its use is recorded.
-    pub(crate) noted_token: Option<NotedToken>,
+    pub(crate) recorded_token: Option<RecordedToken>,
 }
 
 /// A service account token whose use is counted, and recorded in audit events.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NotedToken {
+pub(crate) enum RecordedToken {
     Legacy(LegacyToken),
     Extended(ExtendedToken),
 }

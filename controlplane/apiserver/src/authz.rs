@@ -79,7 +79,7 @@ pub(crate) struct RulesScope<'a> {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct UserRules {
     pub(crate) rules: Vec<Rule>,
-    /// Names of the authorizers that cannot list what they allow.
+    /// Names of the authorizers that cannot list their rules.
     pub(crate) unlisted: Vec<&'static str>,
     /// Whether rules are left out because the list is too long.
     pub(crate) is_cut: bool,
@@ -89,7 +89,7 @@ pub(crate) struct UserRules {
 pub(crate) struct Authorizers {
     /// The RBAC index, built from the watch cache.
     pub(crate) policies: Arc<Policies>,
-    /// Replaced when the configuration file changes.
+    /// The authorizers in their order. A change of the configuration file replaces them.
     chain: ArcSwap<Vec<Box<dyn Authorizer>>>,
     config: AuthorizationConfig,
     allows_all: bool,
@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use http::Method;
 
-    /// Always the same decision, some time later.
+    /// An authorizer that returns one fixed decision after a delay.
     struct Later(Verdict, &'static str);
 
     impl Authorizer for Later {

@@ -68,7 +68,7 @@ impl<'a> Expected<'a> {
         Self { api_version, kind, rules: Rules::Definition(definition), initializers: false, alias: None }
     }
 
-    /// Also accepts another API version, whose fields are the same.
+    /// Accepts another API version with the same fields, too.
     pub(crate) fn or_version(self, alias: Option<&'a str>) -> Self {
         Self { alias, ..self }
     }
@@ -78,7 +78,7 @@ impl<'a> Expected<'a> {
         matches!(self.rules, Rules::Resource(resource) if !resource.is_built_in())
     }
 
-    /// If `are_known`, `metadata.initializers` is a known field.
+    /// Sets whether `metadata.initializers` is a known field.
     pub(crate) fn with_initializers(self, are_known: bool) -> Self {
         Self { initializers: are_known, ..self }
     }

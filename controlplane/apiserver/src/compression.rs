@@ -36,7 +36,7 @@ struct Started {
 /// A body that is compressed chunk by chunk.
 struct Compressed {
     body: Started,
-    /// `None` after the end of the body.
+    /// Compressor of the body. `None` after the end of the body.
     encoder: Option<GzEncoder<Vec<u8>>>,
 }
 

@@ -282,7 +282,7 @@ pub enum OpenError {
     /// The authentication configuration is invalid.
     #[error("cannot use the authentication configuration {path}: {reason}")]
     AuthenticationFile {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The invalid field, or the read error.
         reason: String,
@@ -293,7 +293,7 @@ pub enum OpenError {
     /// The admission configuration is invalid.
     #[error("cannot use the admission configuration {path}: {reason}")]
     AdmissionFile {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The invalid field, or the read error.
         reason: String,
@@ -310,7 +310,7 @@ pub enum OpenError {
     /// The audit policy cannot be read.
     #[error("cannot read the audit policy {path}")]
     AuditPolicyFile {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The cause.
         #[source]
@@ -319,7 +319,7 @@ pub enum OpenError {
     /// The audit policy is invalid.
     #[error("cannot use the audit policy {path}")]
     AuditPolicy {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
         /// The invalid field.
         #[source]
@@ -328,7 +328,7 @@ pub enum OpenError {
     /// The audit log cannot be opened.
     #[error("cannot open the audit log {path}")]
     AuditLog {
-        /// Its path.
+        /// Path of the log.
         path: PathBuf,
         /// The cause.
         #[source]

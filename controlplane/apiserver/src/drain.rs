@@ -89,7 +89,7 @@ impl Drain {
         self.running.close();
         if tokio::time::timeout(limit, self.running.wait()).await.is_err() {
             let requests = self.running.len();
-            tracing::warn!(requests, "stops the listener before all requests in flight have ended");
+            tracing::warn!(requests, "stopping the listener before all requests in flight have ended");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Services of type ExternalName, for calls of the API server itself: webhooks and aggregated servers.
 //!
 //! As upstream, the external name is used with the port of the reference. Source: `ResolveCluster` of
-//! `k8s.io/apiserver/pkg/util/proxy`. Unlike upstream, the rules of endpoints apply to the addresses of the name: the
-//! author of a Service must not make the API server call itself or a service of its machine.
+//! `k8s.io/apiserver/pkg/util/proxy`. Unlike upstream, the rules of endpoints apply to the addresses of the name.
+//! Otherwise the author of a Service could make the API server call itself or a service of its machine.
 
 use coracle_kinds::kind::by_resource;
 use tokio::net::TcpStream;

@@ -87,7 +87,7 @@ pub(crate) struct Seats {
 }
 
 /// The seats that a request needs, and its flow.
-struct Demand {
+struct SeatRequest {
     seats: u64,
     flow: u64,
     is_watch: bool,
@@ -104,7 +104,7 @@ pub(crate) struct Classified {
 // === impl FlowControl ===
 
 impl FlowControl {
-    /// Has only the mandatory objects until [`FlowControl::configure`] is called.
+    /// Creates the levels and schemas of the mandatory objects. [`FlowControl::configure`] adds the other objects.
     pub(crate) fn new(seats: u64, request_timeout: Duration) -> Self {
         let made = Self {
             table: ArcSwap::default(),
@@ -172,24 +172,24 @@ impl FlowControl {
         let Some(row) = row else { return (None, Ok(None)) };
         let value = |uid: &str| HeaderValue::from_str(uid).ok().filter(|uid| !uid.is_empty());
         let classified = Classified { schema: value(&row.schema.uid), level: value(&row.level_uid) };
-        let demand = Demand {
+        let needed = SeatRequest {
             seats: wanted_seats(info, cache),
             flow: self.hasher.hash_one((&row.schema.name, row.schema.flow(user, info))),
             is_watch: info.verb == "watch",
             note: Arc::new(Note::new(&row.schema, user, info)),
         };
-        let entered = self.seats_of(row, &demand).await;
+        let entered = self.seats_of(row, &needed).await;
         (Some(classified), entered.map(Some))
     }
 
-    async fn seats_of(&self, row: &Row, demand: &Demand) -> Result<Seats> {
+    async fn seats_of(&self, row: &Row, needed: &SeatRequest) -> Result<Seats> {
         let began = Instant::now();
         let (ticket, admitted) = {
             let mut levels = self.lock();
-            let width = levels.width(row.level, demand.seats);
-            let (ticket, admitted) = levels.admit(row.level, width, demand.flow);
+            let width = levels.width(row.level, needed.seats);
+            let (ticket, admitted) = levels.admit(row.level, width, needed.flow);
             if !matches!(admitted, Admitted::Rejected(_)) {
-                levels.note(ticket, demand.note.clone());
+                levels.note(ticket, needed.note.clone());
             }
             (ticket, admitted)
         };
@@ -202,7 +202,7 @@ impl FlowControl {
             return Err(refused(why));
         }
         let width = ticket.width;
-        let (levels, note) = (self.levels.clone(), demand.note.clone());
+        let (levels, note) = (self.levels.clone(), needed.note.clone());
         let mut seats = Seats { levels, ticket, note, since: Instant::now(), executing: None };
         if let Admitted::Waiting(runs) = admitted {
             let queued = row.counts.queue(width);
@@ -215,7 +215,7 @@ impl FlowControl {
         }
         self.waited(row, began, true);
         seats.note.start();
-        seats.executing = Some(self.times.execute(&row.counts, row.labels(), demand.is_watch, width));
+        seats.executing = Some(self.times.execute(&row.counts, row.labels(), needed.is_watch, width));
         Ok(seats)
     }
 

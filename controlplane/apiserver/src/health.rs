@@ -8,13 +8,13 @@ use crate::{
     state::State,
 };
 
-/// The name of a check, and what it checks.
+/// A check: its name and its subject.
 type Check = (&'static str, Subject);
 
-/// What a check checks.
+/// The subject of a check.
 #[derive(Clone, Copy)]
 enum Subject {
-    /// Nothing: the check passes when the server responds.
+    /// The server itself: the check passes if the server responds.
     Server,
     /// Whether the store accepts writes.
     Store,
@@ -22,7 +22,7 @@ enum Subject {
     Etcd,
     /// Whether etcd responds, or the embedded store accepts writes.
     EtcdOrStore,
-    /// As [`Subject::EtcdOrStore`], with the timeout for readiness.
+    /// The same as [`Subject::EtcdOrStore`], with the timeout for readiness.
     EtcdReadiness,
     /// Whether the key management services respond.
     Encryption,
@@ -32,7 +32,8 @@ enum Subject {
 
 /// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves
 /// reads, so it does not fail `/livez`.
-const ALIVE: &[Check] = &[("ping", Subject::Server), ("log", Subject::Server), ("etcd", Subject::Etcd)];
+const LIVENESS_CHECKS: &[Check] =
+    &[("ping", Subject::Server), ("log", Subject::Server), ("etcd", Subject::Etcd)];
 /// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
 /// pass.
 const STARTED: &[&str] = &[
@@ -119,8 +120,8 @@ fn encryption(state: &State) -> Result<(), String> {
 /// The checks of an endpoint: `healthz`, `livez` or `readyz`. `None` for other names.
 fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
     let (endpoint, own) = match endpoint {
-        "healthz" => ("healthz", ALIVE),
-        "livez" => ("livez", ALIVE),
+        "healthz" => ("healthz", LIVENESS_CHECKS),
+        "livez" => ("livez", LIVENESS_CHECKS),
         "readyz" => ("readyz", READY),
         _ => return None,
     };

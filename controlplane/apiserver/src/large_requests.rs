@@ -2,7 +2,7 @@
 //!
 //! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time.
 //! So the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets
-//! at most half of this budget, so a user with many large requests delays mostly its own requests.
+//! at most half of this budget. So a user with many large requests delays mostly its own requests.
 
 use std::{
     collections::HashMap,

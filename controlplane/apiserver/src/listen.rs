@@ -206,7 +206,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
         match ending {
             Ending::Unread => return tracing::debug!("closed a connection whose client does not read"),
             Ending::LateHeader => {
-                return tracing::debug!("closed a connection whose request header is not complete in time");
+                return tracing::debug!("closed a connection: its request header was not complete in time");
             }
             Ending::GoAway => served.as_mut().graceful_shutdown(),
             Ending::Idle => {
@@ -224,7 +224,7 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     }
 }
 
-/// Closes a connection whose incomplete request header has no memory. After an upgrade there is no header.
+/// Closes a connection if there is no memory for its incomplete request header. After an upgrade there is no header.
 fn check_header(
     header: &Weak<HeaderMemory>,
     connection: &ConnectionPermit,
@@ -234,7 +234,7 @@ fn check_header(
     if let Some(header) = header.upgrade()
         && header.received(received, is_between).is_err()
     {
-        tracing::debug!("closed a connection whose incomplete request header has no memory");
+        tracing::debug!("closed a connection: no memory for its incomplete request header");
         connection.close();
     }
 }

@@ -38,15 +38,15 @@ pub(crate) enum BodyType {
     ApplyPatch,
 }
 
-/// In the `forms` of [`negotiate`]: unchanged objects may be written in protobuf.
+/// Media type of protobuf. In the `forms` of [`negotiate`] it means: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow style.
 pub(crate) const YAML: &str = "application/yaml";
-/// In the `forms` of [`negotiate`]: the metadata of one object.
+/// Form of [`negotiate`] for the metadata of one object.
 pub(crate) const METADATA: &str = "PartialObjectMetadata";
-/// In the `forms` of [`negotiate`]: the metadata of the objects of a list.
+/// Form of [`negotiate`] for the metadata of the objects of a list.
 pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
-/// In the `forms` of [`negotiate`]: PartialObjectMetadata may be written in protobuf.
+/// Form of [`negotiate`] for PartialObjectMetadata in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
 /// The form of the response: the first form in the client's order of preference that the server supports. Unchanged

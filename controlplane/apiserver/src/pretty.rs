@@ -50,10 +50,10 @@ struct Indenter {
 enum Position {
     #[default]
     BetweenTokens,
-    /// After the start of an object or a list.
+    /// The position after the start of an object or a list.
     Opened,
     InString,
-    /// In a string, after a backslash.
+    /// The position in a string after a backslash.
     Escaped,
 }
 

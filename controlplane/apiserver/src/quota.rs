@@ -91,8 +91,8 @@ fn is_charged(kind: &Resource, object: &Value, update: Option<Update<'_>>) -> bo
 }
 
 /// Checks the request against each quota, and whether the quotas cover the `limitedResources` of the admission plugin.
-/// Returns whether the commit must hold the lock. It must if the request increases the use of a quota, or if a pod pays
-/// for the claim: a pod pays for one claim only.
+/// Returns whether the commit must hold the lock. The commit must hold the lock if the request increases the use of a
+/// quota. It must also hold the lock if a pod pays for the claim, because a pod pays for one claim only.
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));

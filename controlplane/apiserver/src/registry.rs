@@ -19,7 +19,7 @@ pub(crate) struct Registry {
     built_in: Arc<Resources>,
     current: ArcSwap<Resources>,
     changes: watch::Sender<Arc<Resources>>,
-    /// Locked during a change.
+    /// Lock that serializes changes.
     changing: Mutex<()>,
 }
 

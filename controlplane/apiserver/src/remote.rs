@@ -82,8 +82,8 @@ impl Remote {
         Ok(Self { http, url, credential, calls, timeout, backoffs, retries_connections: false })
     }
 
-    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that
-    /// requests do not wait for a webhook that is down.
+    /// Enables retries after a failed connection. By default and as upstream, a call whose connection failed is not
+    /// retried, so that requests do not wait for a stopped webhook.
     pub(crate) fn with_connection_retries(self) -> Self {
         Self { retries_connections: true, ..self }
     }

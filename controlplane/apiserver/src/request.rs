@@ -20,7 +20,7 @@ pub(crate) struct RequestInfo {
     /// The path in the client's encoding.
     pub(crate) path: String,
     pub(crate) query: Query,
-    /// `None` for non-resource paths.
+    /// The resource of the path. `None` for a non-resource path.
     pub(crate) resource: Option<ResourceInfo>,
 }
 
@@ -30,14 +30,14 @@ pub(crate) struct RequestInfo {
 pub(crate) struct ResourceInfo {
     pub(crate) group: String,
     pub(crate) version: String,
-    /// Empty for all namespaces and for cluster-scoped kinds.
+    /// Namespace of the path. Empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
     /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself do not count.
     pub(crate) below_namespace: bool,
     pub(crate) resource: String,
-    /// Empty for the collection.
+    /// Name of the object. Empty for the collection.
     pub(crate) name: String,
-    /// Empty for the object itself.
+    /// Name of the subresource. Empty for the object itself.
     pub(crate) subresource: String,
     /// The path after `proxy/` in the client's encoding. `None` if the path ends before this slash.
     pub(crate) proxy_path: Option<String>,

@@ -109,7 +109,7 @@ impl Apiserver {
         };
         let unauthenticated = parts.extensions.remove::<Arc<BodyMemory>>();
         let (caller, record) = self.record(&parts, &info, caller).await;
-        let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
+        let token = caller.as_ref().ok().and_then(|user| user.recorded_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
         let (watch, refusal) = self.watch_permit(caller.as_ref().ok().filter(|_| !is_local), &info);
@@ -138,7 +138,7 @@ impl Apiserver {
         let (outcome, waited) = waits::measure(answer).await;
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         let reply = self.count_terminated(reply, &counted);
-        let reply = self.note_token(reply, token.as_ref(), record.as_deref());
+        let reply = self.record_token_use(reply, token.as_ref(), record.as_deref());
         self.state.metrics.answered(&counted, &reply, began.elapsed(), waited);
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,

@@ -41,7 +41,8 @@ pub(crate) struct State {
     pub(crate) admission: Admission,
     /// Allocates addresses and ports of services.
     pub(crate) allocator: Allocator,
-    /// Locked while a request is checked against quotas and committed.
+    /// Locks of namespaces with quotas. A request holds the lock of its namespace from the check of the quotas to the
+    /// commit.
     pub(crate) quota_locks: Locks,
     /// Turns of the retries of writes.
     pub(crate) write_turns: WriteTurns,
@@ -89,11 +90,12 @@ pub(crate) struct State {
     pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.
     pub(crate) own_components: Vec<&'static str>,
-    /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
+    /// Token that is cancelled at the start of the shutdown. `/readyz` then fails, but requests are accepted for the
+    /// configured delay.
     pub(crate) stopping: CancellationToken,
     /// Refuses requests between the delay and the end of the listener. `None` if the listener ends after the delay.
     pub(crate) drain: Option<Arc<Drain>>,
-    /// Cancelled when the server accepts no more connections. Watches end after their queued events.
+    /// Token that is cancelled when the server accepts no more connections. Watches end after their queued events.
     pub(crate) shutdown: CancellationToken,
 }
 

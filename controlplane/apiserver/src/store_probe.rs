@@ -78,7 +78,7 @@ mod tests {
 
     type Stored<'a, T> = BoxFuture<'a, Result<T, Error>>;
 
-    /// A store that counts probes, and responds to none within its timeout.
+    /// A store that counts probes, and does not respond within the timeout of a probe.
     #[derive(Default)]
     struct Hanging(AtomicUsize);
 

@@ -51,7 +51,7 @@ pub(crate) struct OpenResponse {
 
 #[derive(Default)]
 struct Responses {
-    /// By number, in the order of their start.
+    /// The open responses by number, in the order of their start.
     open: BTreeMap<u64, Open>,
     next: u64,
     /// Number of responses that were ended and are not dropped yet.
@@ -60,7 +60,7 @@ struct Responses {
 
 struct Open {
     reader: Arc<Reader>,
-    /// [`SupersededObjects::counted`] at the start of the request.
+    /// Value of [`SupersededObjects::counted`] at the start of the request.
     begin: usize,
     /// Maximum bytes of the response.
     size: usize,

@@ -194,7 +194,7 @@ impl Reader {
         self.hold(frame).ok_or_else(refused)
     }
 
-    /// Cancelled when the response must end, because other responses need the memory.
+    /// Token that is cancelled when the response must end because other responses need the memory.
     pub(crate) fn evicted(&self) -> CancellationToken {
         self.id.evicted.clone()
     }

@@ -38,9 +38,9 @@ pub struct InitialResourcesOptions {
 /// A resource with an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Estimated {
-    /// In thousandths of a processor.
+    /// CPU, in thousandths of a processor.
     Cpu,
-    /// In bytes.
+    /// Memory, in bytes.
     Memory,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct UsageHistory {
 struct Series {
     /// Time of the last sample, in seconds since 1970.
     last: u64,
-    /// By the number of the week since 1970.
+    /// Histograms of CPU and memory, by the number of the week since 1970.
     weeks: BTreeMap<u64, [Histogram; 2]>,
 }
 
@@ -73,7 +73,7 @@ struct Histogram(Vec<(u16, u32)>);
 /// The series that a query reads.
 #[derive(Clone, Copy)]
 struct Selection<'a> {
-    /// None for all namespaces.
+    /// The namespace. `None` for all namespaces.
     namespace: Option<&'a str>,
     image: &'a str,
     /// Whether the tag must match as well.

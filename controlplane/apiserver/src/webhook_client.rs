@@ -43,7 +43,7 @@ const PORT: u16 = 443;
 #[derive(Clone)]
 pub(crate) struct Endpoint {
     target: Target,
-    /// How the server authenticates. `None` for an anonymous call.
+    /// The credentials of the server. `None` for an anonymous call.
     identity: Option<Arc<Identity>>,
     /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,

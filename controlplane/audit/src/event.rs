@@ -45,8 +45,8 @@ pub struct Event {
     /// A Status without details, or only its `code`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub response_status: Option<Value>,
-    /// The object of the request. It is text, because a tree takes more than twenty times the memory, and an event may wait
-    /// for a slow backend.
+    /// The object of the request. It is text, because a tree takes more than twenty times the memory, and an event may
+    /// wait for a slow backend.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub request_object: Option<Box<RawValue>>,
     /// The object of the response.
@@ -78,7 +78,7 @@ pub struct UserInfo {
     pub extra: BTreeMap<String, Vec<String>>,
 }
 
-/// How a request was authenticated.
+/// The method that authenticated a request.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuthenticationMetadata {

@@ -194,8 +194,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends a line, and returns whether it was written. An error is logged at most once a minute, and the next line tries
-    /// again.
+    /// Appends a line, and returns whether it was written. An error is logged at most once a minute, and the next line
+    /// tries again.
     fn append(&mut self, line: &[u8]) -> bool {
         let Appended { written, rotated } = if self.is_standard_output() {
             Appended { written: io::stdout().write_all(line), rotated: Ok(()) }

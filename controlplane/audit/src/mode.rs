@@ -7,6 +7,7 @@ pub enum Mode {
     Batch,
     /// A request waits at each stage until the backend has the event, or has failed.
     Blocking,
-    /// As [`Mode::Blocking`]. If the backend does not accept the event of the stage `RequestReceived`, the request fails.
+    /// The mode [`Mode::Blocking`] with a further rule. If the backend does not accept the event of the stage
+    /// `RequestReceived`, the request fails.
     BlockingStrict,
 }

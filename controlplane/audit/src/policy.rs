@@ -4,10 +4,10 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How much of a request is recorded.
+/// The level of detail with which a request is recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Level {
-    /// Nothing.
+    /// Nothing is recorded.
     #[default]
     None,
     /// User, time, resource and verb.
@@ -39,7 +39,7 @@ pub struct Policy {
     api_version: String,
     #[serde(default)]
     kind: String,
-    /// This field is accepted and unused, as upstream.
+    /// The metadata of the policy. As upstream, it is accepted and not used.
     #[serde(default, rename = "metadata")]
     _metadata: serde_json::Value,
     #[serde(default)]
@@ -105,18 +105,18 @@ pub struct ResourceAttributes<'a> {
     pub group: &'a str,
     /// Plural name: `pods`.
     pub resource: &'a str,
-    /// Empty for the object itself.
+    /// Name of the subresource. Empty for the object itself.
     pub subresource: &'a str,
-    /// Empty for all namespaces and for cluster-scoped resources.
+    /// Namespace of the request. Empty for all namespaces and for cluster-scoped resources.
     pub namespace: &'a str,
-    /// Empty for the collection.
+    /// Name of the object. Empty for the collection.
     pub name: &'a str,
 }
 
 /// The decision of the policy about a request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Decision {
-    /// How much is recorded.
+    /// The level of detail.
     pub level: Level,
     /// Stages for which no event is recorded.
     pub omit_stages: Vec<Stage>,

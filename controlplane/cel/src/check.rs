@@ -319,8 +319,8 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Marker in the scopes while the arguments of `format` are checked: lists there may have elements of several types. The
-/// marker is not a valid identifier, so no expression contains it.
+/// Marker in the scopes while the arguments of `format` are checked: lists there may have elements of several types.
+/// The marker is not a valid identifier, so no expression contains it.
 const MIXED: &str = "@mixed";
 
 fn literal_type(literal: &Literal) -> Type {

@@ -183,7 +183,8 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 None => functions::call(&mut self.meter, name, values, target.is_some()),
             },
         };
-        // The text of an error is charged: it can contain an argument, and a loop can ignore the error and repeat the call.
+        // The text of an error is charged: it can contain an argument, and a loop can ignore the error and repeat the
+        // call.
         if let Err(EvalError::Failed(text)) = &result {
             self.meter.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }

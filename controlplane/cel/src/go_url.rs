@@ -1,7 +1,7 @@
 //! URLs as Go's package `net/url` parses them.
 //!
-//! Functions and formats of Kubernetes return the parts of a URL as written: a default port, an empty path and the case
-//! of the host are kept. The crate `url` implements the URL Standard of browsers, which changes them.
+//! Functions and formats of Kubernetes return the parts of a URL as written. A default port, an empty path and the case
+//! of the host are kept. The crate `url` implements the URL Standard of browsers, which changes these parts.
 
 use std::net::Ipv6Addr;
 
@@ -18,13 +18,13 @@ pub struct GoUrl {
     /// Host and port.
     host: String,
     has_authority: bool,
-    /// Escaped.
+    /// The escaped path.
     path: String,
-    /// Escaped, without the question mark.
+    /// The escaped query, without the question mark.
     query: String,
     /// Whether the URL ends with a question mark.
     has_empty_query: bool,
-    /// Escaped.
+    /// The escaped fragment.
     fragment: String,
 }
 
@@ -302,7 +302,8 @@ fn unescape(text: &str, section: Section) -> Result<Vec<u8>, String> {
     Ok(made)
 }
 
-/// Whether a byte may be escaped. In hosts, only non-ASCII bytes and the percent sign may be escaped: `%25` begins a zone.
+/// Whether a byte may be escaped. In hosts, only non-ASCII bytes and the percent sign may be escaped: `%25` begins a
+/// zone.
 fn may_be_escaped(byte: u8, section: Section) -> bool {
     match section {
         Section::Host => !byte.is_ascii() || byte == b'%',

@@ -86,7 +86,7 @@ pub(crate) struct StructureField {
     pub(crate) optional: bool,
 }
 
-/// How `optMap` treats the result.
+/// The treatment of the result of `optMap` and `optFlatMap`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OptionalMap {
     Wrap,

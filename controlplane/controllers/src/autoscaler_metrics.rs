@@ -34,9 +34,9 @@ struct Work {
 pub(crate) enum Scaling {
     /// The number of replicas is not changed.
     Kept,
-    /// There are more replicas.
+    /// The number of replicas increases.
     Up,
-    /// There are fewer replicas.
+    /// The number of replicas decreases.
     Down,
     /// A request failed, or metrics are missing.
     Failed,

@@ -19,8 +19,8 @@ use index::{Index, Slot};
 /// Handler of changes. The cache calls it for every change, with its lock held.
 ///
 /// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. A
-/// handler must not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler
-/// of the second kind may read the cache of the first kind. Otherwise two threads could wait for each other's lock.
+/// handler must not read the cache that calls it. Handlers of two kinds must not read the caches of each other.
+/// Otherwise two threads could wait for each other's lock.
 type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
 /// An object before and after a change; at least one of the two is present.

@@ -40,44 +40,46 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// Contains only config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets:
-    /// an API server lists them only after their key management service has responded. The controllers that need all
-    /// config maps or Secrets wait for [`Caches::synced_of`].
+    /// The config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets: an API
+    /// server lists them only after their key management service has responded. The controllers that need all config
+    /// maps or Secrets wait for [`Caches::synced_of`].
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
     pub(crate) endpoint_slices: Arc<Cache<EndpointSlice>>,
     pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
-    /// Contains only leases of nodes.
+    /// The leases of nodes.
     pub(crate) leases: Arc<Cache<Lease>>,
-    /// Contains only bootstrap tokens.
+    /// The Secrets of bootstrap tokens.
     pub(crate) tokens: Arc<Cache<Secret>>,
-    /// Contains only Secrets for tokens of service accounts.
+    /// The Secrets for tokens of service accounts.
     pub(crate) account_tokens: Arc<Cache<Secret>>,
-    /// Contains only config maps named `cluster-info`.
+    /// The config maps named `cluster-info`.
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
-    /// [`Caches::synced`] does not wait for the claims. The controller that creates and reserves claims waits itself.
-    /// The other readers act on each claim when it arrives.
+    /// The resource claims. [`Caches::synced`] does not wait for them. The controller that creates and reserves claims
+    /// waits itself. The other readers act on each claim when it arrives.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
-    /// [`Caches::synced`] does not wait for the slices: their first list queues the claims of tainted devices.
+    /// The resource slices. [`Caches::synced`] does not wait for them: their first list queues the claims of tainted
+    /// devices.
     pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
-    /// [`Caches::synced`] does not wait for the classes, because servers of earlier versions do not have the kind.
+    /// The classes of volume attributes. [`Caches::synced`] does not wait for them, because servers of earlier versions
+    /// do not have the kind.
     pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
-    /// [`Caches::synced`] does not wait for the autoscalers. Only their own controller reads them, and it acts on each
-    /// autoscaler when it arrives.
+    /// The pod autoscalers. [`Caches::synced`] does not wait for them. Only their own controller reads them, and it
+    /// acts on each autoscaler when it arrives.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
-    /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
-    /// if the API server does not serve the kind.
+    /// The groups of pods. [`Caches::synced`] does not wait for them, for the same reasons as for `autoscalers`. The
+    /// cache is empty if the API server does not serve the kind.
     pub(crate) pod_groups: Arc<Cache<PodGroup>>,
-    /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
-    /// if the API server does not serve the kind.
+    /// The migrations of stored objects. [`Caches::synced`] does not wait for them, for the same reasons as for
+    /// `autoscalers`. The cache is empty if the API server does not serve the kind.
     pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
-    /// Only the controller of quotas reads this cache, and it acts on each quota when it arrives. The cache is empty if
-    /// that controller does not run.
+    /// The resource quotas. Only the controller of quotas reads this cache. That controller acts on each quota when it
+    /// arrives. The cache is empty if that controller does not run.
     pub(crate) resource_quotas: Arc<Cache<ResourceQuota>>,
 }
 

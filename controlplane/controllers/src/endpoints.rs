@@ -1,7 +1,7 @@
 //! The endpoints of services: the addresses of the selected pods.
 
 pub(crate) mod batch;
-pub(crate) mod left_out;
+pub(crate) mod omitted_pods;
 pub(crate) mod plan;
 pub(crate) mod port_lists;
 pub(crate) mod run;

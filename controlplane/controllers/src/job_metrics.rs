@@ -38,7 +38,7 @@ pub struct JobMetrics(Arc<Mutex<Counts>>);
 pub(crate) struct JobSync {
     pub(crate) completion_mode: &'static str,
     pub(crate) succeeded: bool,
-    /// What the reconcile did.
+    /// The action of the reconcile.
     pub(crate) action: &'static str,
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 /// A histogram. Its owner knows the upper bounds of the buckets.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
-    /// For each bound, the number of values up to this bound. Empty before the first value.
+    /// Number of values up to each bound. Empty before the first value.
     buckets: Vec<u64>,
     pub(crate) count: u64,
     sum: f64,

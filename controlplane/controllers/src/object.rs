@@ -92,13 +92,14 @@ pub(crate) struct PodSpec {
     pub(crate) node_name: Option<String>,
     pub(crate) hostname: Option<String>,
     pub(crate) subdomain: Option<String>,
-    /// Only the tolerations of NoExecute taints. Other tolerations have no effect after the pod is bound.
+    /// The tolerations of NoExecute taints. Other tolerations have no effect after the pod is bound.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
     /// The node that the pod's node affinity selects. Daemon pods have this field before they are bound.
     #[serde(rename = "affinity", deserialize_with = "pinned_node")]
     pub(crate) pinned_node: Option<String>,
-    /// After [`Object::slim`], only containers with named ports, because services refer to named ports.
+    /// The containers. After [`Object::slim`], only the containers with named ports remain, because services refer to
+    /// named ports.
     pub(crate) containers: Vec<PodContainer>,
     /// Sidecars: restartable init containers, which run beside the containers. After [`Object::slim`], only sidecars
     /// with named ports.
@@ -109,7 +110,7 @@ pub(crate) struct PodSpec {
     /// The requests of the pod and its containers. `None` before [`Object::slim`].
     #[serde(skip)]
     pub(crate) requests: Option<Arc<PodRequests>>,
-    /// Only volumes that use claims.
+    /// The volumes that use claims.
     #[serde(deserialize_with = "claim_volumes")]
     pub(crate) volumes: Arc<[PodVolume]>,
     /// The pod's claims of devices.
@@ -123,7 +124,7 @@ pub(crate) struct PodSpec {
 #[serde(default)]
 pub(crate) struct PodContainer {
     pub(crate) ports: Option<Vec<PodPort>>,
-    /// `None` after [`Object::slim`].
+    /// Name of the container. `None` after [`Object::slim`].
     name: Option<String>,
     resources: Option<Resources>,
 }

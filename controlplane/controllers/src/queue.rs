@@ -37,7 +37,7 @@ pub(crate) struct Queue<T> {
     meter: Arc<QueueMeter>,
 }
 
-/// The queue of a controller whose reconciles queue other keys. Empty until the controller listens.
+/// The queue of a controller whose reconciles queue other keys. Empty until the controller registers its handlers.
 pub(crate) type OwnQueue = OnceLock<Arc<Queue<Key>>>;
 
 struct State<T> {
@@ -54,7 +54,7 @@ struct State<T> {
     /// The entry of each key in `later`.
     planned: HashMap<T, (Instant, u64)>,
     /// Keys that stay in `working` until the given time.
-    resting: BTreeMap<(Instant, u64), T>,
+    pausing: BTreeMap<(Instant, u64), T>,
     serial: u64,
     failures: HashMap<T, u32>,
     meter: Arc<QueueMeter>,
@@ -62,14 +62,14 @@ struct State<T> {
 
 /// The time of the next reconcile of a key.
 pub(crate) enum Next {
-    /// After the next change.
+    /// The next reconcile is after the next change.
     Wait,
-    /// After this time, or after the next change if the change is earlier. A time longer than [`MAX_DELAY`] is
-    /// shortened to it, so each reconcile must compare the time again.
+    /// The next reconcile is after this time, or after the next change if the change is earlier. A time longer than
+    /// [`MAX_DELAY`] is shortened to it, so each reconcile must compare the time again.
     After(Duration),
-    /// After the next change, but not before this time. Changes until then share one reconcile.
-    Rest(Duration),
-    /// After this time. A change before this time does not start a reconcile.
+    /// The next reconcile is after the next change, but not before this time. Changes until then share one reconcile.
+    Pause(Duration),
+    /// The next reconcile is after this time. A change before this time does not start a reconcile.
     NotBefore(Duration),
 }
 
@@ -79,11 +79,11 @@ pub(crate) fn pause_after(items: usize) -> Next {
     /// Maximum number of items without a delay.
     const SMALL: usize = 100;
     const PER_ITEM: Duration = Duration::from_millis(1);
-    const MAX_REST: Duration = Duration::from_secs(1);
+    const MAX_PAUSE: Duration = Duration::from_secs(1);
     if items < SMALL {
         return Next::Wait;
     }
-    Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
+    Next::Pause(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_PAUSE))
 }
 
 /// Does the same as [`pause_after`] for the endpoints of a service. If the service has very many ports, the delay is
@@ -92,11 +92,11 @@ pub(crate) fn pause_after_endpoints(endpoints: usize, ports: usize) -> Next {
     /// Maximum number of ports that do not lengthen the delay.
     const FEW_PORTS: usize = 1000;
     const PER_PORT: Duration = Duration::from_millis(1);
-    const MAX_REST: Duration = Duration::from_secs(5);
+    const MAX_PAUSE: Duration = Duration::from_secs(5);
     if ports <= FEW_PORTS {
         return pause_after(endpoints);
     }
-    Next::Rest(PER_PORT.saturating_mul(u32::try_from(ports).unwrap_or(u32::MAX)).min(MAX_REST))
+    Next::Pause(PER_PORT.saturating_mul(u32::try_from(ports).unwrap_or(u32::MAX)).min(MAX_PAUSE))
 }
 
 /// The duration until `then`, rounded up slightly, so that `then` has passed after the wait. `None` if `then` has
@@ -133,7 +133,7 @@ impl<T: QueueKey> Queue<T> {
             working: HashSet::new(),
             later: BTreeMap::new(),
             planned: HashMap::new(),
-            resting: BTreeMap::new(),
+            pausing: BTreeMap::new(),
             serial: 0,
             failures: HashMap::new(),
             meter: meter.clone(),
@@ -204,7 +204,7 @@ impl<T: QueueKey> Queue<T> {
         state.end_run(&key);
         state.serial += 1;
         let place = (Instant::now() + delay, state.serial);
-        state.resting.insert(place, key);
+        state.pausing.insert(place, key);
         drop(state);
         self.wake.notify_one();
     }
@@ -236,7 +236,7 @@ impl<T: QueueKey> Queue<T> {
                     match next {
                         Next::Wait => {}
                         Next::After(delay) => self.add_after(key.clone(), delay.min(MAX_DELAY)),
-                        Next::Rest(delay) => {
+                        Next::Pause(delay) => {
                             self.done_after(key, delay);
                             continue;
                         }
@@ -302,7 +302,7 @@ impl<T: QueueKey> State<T> {
     /// A key whose namespace has its maximum of workers is not returned. The worker that ends a reconcile for this
     /// namespace takes the next key, so no wake-up is lost.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
-        while let Some(entry) = self.resting.first_entry().filter(|entry| entry.key().0 <= now) {
+        while let Some(entry) = self.pausing.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();
             self.release(&key);
         }
@@ -316,7 +316,7 @@ impl<T: QueueKey> State<T> {
             namespace.is_empty() || running.get(namespace).is_none_or(|running| *running < each)
         };
         let Some(key) = self.ready.pop(may_run) else {
-            let due = [self.later.keys().next(), self.resting.keys().next()];
+            let due = [self.later.keys().next(), self.pausing.keys().next()];
             return (None, due.into_iter().flatten().min().map(|place| place.0));
         };
         if let Some(since) = self.added.remove(&key) {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn changes_during_a_rest_cost_one_reconcile() {
+    async fn changes_during_a_pause_cost_one_reconcile() {
         let queue = Queue::new();
         let start = Instant::now();
         let times = Mutex::new(Vec::new());
@@ -488,7 +488,7 @@ mod tests {
         assert!(large[1] >= 300 && large[2] >= 600, "{large:?}");
         assert_eq!(of("other").len(), 1);
         let state = queue.lock();
-        assert!(state.working.is_empty() && state.resting.is_empty() && state.added.is_empty());
+        assert!(state.working.is_empty() && state.pausing.is_empty() && state.added.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -529,11 +529,11 @@ mod tests {
     #[test]
     fn few_items_are_handled_at_once_and_many_at_most_every_second() {
         assert!(matches!(pause_after(99), Next::Wait));
-        assert!(matches!(pause_after(100), Next::Rest(rest) if rest.as_millis() == 100));
-        assert!(matches!(pause_after(50_000), Next::Rest(rest) if rest.as_secs() == 1));
+        assert!(matches!(pause_after(100), Next::Pause(delay) if delay.as_millis() == 100));
+        assert!(matches!(pause_after(50_000), Next::Pause(delay) if delay.as_secs() == 1));
         assert!(matches!(pause_after_endpoints(99, 1000), Next::Wait));
-        assert!(matches!(pause_after_endpoints(99, 2000), Next::Rest(rest) if rest.as_secs() == 2));
-        assert!(matches!(pause_after_endpoints(1, 20_000), Next::Rest(rest) if rest.as_secs() == 5));
+        assert!(matches!(pause_after_endpoints(99, 2000), Next::Pause(delay) if delay.as_secs() == 2));
+        assert!(matches!(pause_after_endpoints(1, 20_000), Next::Pause(delay) if delay.as_secs() == 5));
     }
 
     #[test]

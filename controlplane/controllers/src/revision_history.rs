@@ -36,9 +36,9 @@ pub(crate) struct Workload<'a> {
 /// The action for the revision of the current template.
 #[derive(Debug)]
 pub(crate) enum Step {
-    /// This revision has the current template and the highest number.
+    /// The kept revision: it has the current template and the highest number.
     Keep(Arc<ControllerRevision>),
-    /// This revision has the current template, but needs a new number.
+    /// The revision with the current template, and its new number.
     Renumber(Arc<ControllerRevision>, i64),
     /// No revision has the current template.
     Create(i64),

@@ -67,7 +67,8 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     for watch in context.caches.watches(&context.client) {
         tasks.spawn(watch);
     }
-    // The return drops `tasks`, which ends every task at its next await point. Requests that were sent still take effect.
+    // The return drops `tasks`, which ends every task at its next await point. Requests that were sent still take
+    // effect.
     tokio::select! {
         () = shutdown.cancelled() => {}
         Some(ended) = tasks.join_next() => tracing::error!(?ended, "a controller's task has ended"),

@@ -1,4 +1,5 @@
-//! The metric of running controllers, in the text format of Prometheus. Source: `component-base/metrics/prometheus/controllers`.
+//! The metric of running controllers, in the text format of Prometheus. Source:
+//! `component-base/metrics/prometheus/controllers`.
 //!
 //! As in upstream's kube-controller-manager, the metric has only the controller of pod address ranges (`nodeipam`).
 

@@ -64,8 +64,8 @@ fn patch_request(requests: &Request, name: &str, part: Part, patch: Value) -> Bu
     }
 }
 
-/// The response to a request that deletes an object: the object while it has finalizers, otherwise a status. Some servers
-/// also send the object after the deletion.
+/// The response to a request that deletes an object: the object while it has finalizers, otherwise a status. Some
+/// servers also send the object after the deletion.
 #[derive(Deserialize)]
 struct Deleted {
     kind: Option<String>,

@@ -140,8 +140,8 @@ impl CustomResource {
         self.validate_lists(object, Some(old), violations);
     }
 
-    /// Evaluates the rules of `/status` in CEL, unless the object has violations that prevent it. Returns whether rules were
-    /// evaluated.
+    /// Evaluates the rules of `/status` in CEL, unless the object has violations that prevent it. Returns whether rules
+    /// were evaluated.
     pub fn validate_status_rules(&self, object: &Value, old: &Value, violations: &mut Violations) -> bool {
         let parts = object.get("status").zip(self.schema.properties.get("status"));
         let rules = self.rules.as_ref().and_then(|rules| rules.property("status"));
@@ -154,8 +154,8 @@ impl CustomResource {
         true
     }
 
-    /// Validates lists against their type (`x-kubernetes-list-type`). An update is accepted if the lists of the old object
-    /// were invalid, too.
+    /// Validates lists against their type (`x-kubernetes-list-type`). An update is accepted if the lists of the old
+    /// object were invalid, too.
     fn validate_lists(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
         let mut found = Violations::default();
         list_type::validate(object, &self.schema, &mut found);
@@ -172,8 +172,8 @@ impl CustomResource {
         violations.append(found);
     }
 
-    /// Evaluates the rules in CEL. If the object has violations that prevent it, adds one that says so. Returns whether
-    /// rules were evaluated.
+    /// Evaluates the rules in CEL. If violations of the object prevent the evaluation, adds a violation about that.
+    /// Returns whether rules were evaluated.
     pub fn validate_rules(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) -> bool {
         let Some(rules) = &self.rules else { return false };
         if blocked(violations) {
@@ -221,8 +221,8 @@ impl CustomResource {
     }
 }
 
-/// Whether the violations prevent the evaluation of rules. Rules expect the types, required fields and size limits of the
-/// schema.
+/// Whether the violations prevent the evaluation of rules. Rules expect the types, required fields and size limits of
+/// the schema.
 fn blocked(violations: &Violations) -> bool {
     const BLOCKING: &[&str] = &[
         "FieldValueNotSupported",

@@ -4,10 +4,11 @@ use serde_json::Value;
 
 use crate::schema::{DefaultedProperty, Schema};
 
-/// Maximum size of the copied defaults of one object, by [`size`]. Without this limit, a small object could copy a large default
-/// very often. At the limit the defaults take about 50 MB of memory.
+/// Maximum size of the copied defaults of one object, by [`size`]. Without this limit, a small object could copy a
+/// large default very often. At the limit the defaults take about 50 MB of memory.
 const MAX_COPIED: usize = 1_000_000;
-/// Size of an object with fields, without its fields. Its first field allocates a node of a tree, which has room for 11 fields.
+/// Size of an object with fields, without its fields. Its first field allocates a node of a tree, which has room for 11
+/// fields.
 const OBJECT: usize = 12;
 
 /// The defaults of an object need too much memory.

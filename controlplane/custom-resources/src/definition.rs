@@ -104,9 +104,9 @@ pub struct Validation {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Subresources {
-    /// Present if `/status` is served.
+    /// The status subresource. Present if `/status` is served.
     pub status: Option<Value>,
-    /// Present if `/scale` is served.
+    /// The scale subresource. Present if `/scale` is served.
     pub scale: Option<Scale>,
 }
 
@@ -153,13 +153,13 @@ pub struct SelectableField {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Conversion {
-    /// `None` or `Webhook`.
+    /// Strategy of the conversion: the text `None` or `Webhook`.
     pub strategy: String,
-    /// How the webhook is called.
+    /// The conversion webhook.
     pub webhook: Option<Webhook>,
 }
 
-/// How the conversion webhook is called.
+/// The address and the versions of a conversion webhook.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Webhook {

@@ -16,8 +16,8 @@
 //! | printer columns | [`columns`], [`json_path`] | `registry/customresource/tableconvertor` |
 //! | OpenAPI | [`publish`] | `controller/openapi` |
 //!
-//! Invariants: no I/O, no clock, no panic on any input. A schema has a limited depth and size, so that recursive code is
-//! safe; patterns take linear time; rules have a cost limit.
+//! Invariants: no I/O, no clock, no panic on any input. A schema has a limited depth and size, so that recursive code
+//! is safe; patterns take linear time; rules have a cost limit.
 
 mod bounds;
 mod check;

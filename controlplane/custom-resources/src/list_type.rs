@@ -61,7 +61,7 @@ fn key(item: &Value, schema: &Schema) -> Value {
     Value::Object(present.collect::<Map<String, Value>>())
 }
 
-/// For each repeated text, the index of its second occurrence. As upstream, later occurrences are not reported.
+/// Indexes of the second occurrences of repeated texts. As upstream, later occurrences are not reported.
 fn repeated(texts: impl Iterator<Item = String>) -> Vec<usize> {
     let mut seen: HashMap<String, usize> = HashMap::new();
     let mut found = Vec::new();

@@ -78,8 +78,8 @@ impl Pruner {
         }
     }
 
-    /// With `x-kubernetes-preserve-unknown-fields`, unknown fields are kept; only the values of known fields are
-    /// pruned.
+    /// Prunes an object of a schema with `x-kubernetes-preserve-unknown-fields`. Unknown fields are kept. The values of
+    /// known fields are pruned.
     fn keep(&mut self, value: &mut Value, schema: &Schema, embedded: bool, path: &Path) {
         match value {
             Value::Object(map) => {

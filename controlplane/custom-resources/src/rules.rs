@@ -312,8 +312,9 @@ impl Run<'_> {
         if *error == EvalError::CostLimit { Err(CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// The result of the messageExpression. `None` if it is not one non-empty line of at most [`MAX_MESSAGE`] bytes. If the
-    /// expression uses up the budget, this function reports it as a violation, and the caller does not report the rule.
+    /// The result of the messageExpression. `None` if it is not one non-empty line of at most [`MAX_MESSAGE`] bytes. If
+    /// the expression uses up the budget, this function reports it as a violation, and the caller does not report the
+    /// rule.
     fn message(
         &mut self,
         rule: &Rule,

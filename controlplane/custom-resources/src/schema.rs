@@ -33,8 +33,8 @@ pub struct Schema {
     pub default: Option<Value>,
     /// `properties`.
     pub properties: BTreeMap<Box<str>, Schema>,
-    /// The names of the properties with a default. With this list, defaulting does not visit all properties of the schema
-    /// for each value.
+    /// The names of the properties with a default. With this list, defaulting does not visit all properties of the
+    /// schema for each value.
     pub defaulted: Vec<Box<str>>,
     /// `additionalProperties`.
     pub additional: Option<Additional>,

@@ -129,7 +129,7 @@ struct Extension<'a> {
     value: Option<&'a str>,
     /// The type.
     kind: &'a str,
-    /// The values that it may have.
+    /// The values that the extension may have.
     known: &'a [&'a str],
 }
 

@@ -7,14 +7,14 @@ use coracle_cel::{Field, ObjectType, Type, UnorderedList, escape};
 
 use crate::schema::Schema;
 
-/// The type of a schema's values. `None` if rules cannot read them. A resource also has the fields `apiVersion`, `kind` and
-/// `metadata`.
+/// The type of a schema's values. `None` if rules cannot read them. A resource also has the fields `apiVersion`, `kind`
+/// and `metadata`.
 pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
     Reader { metadata: &metadata() }.schema(schema, resource)
 }
 
-/// The type of the objects of a custom resource. `metadata` is the type of their metadata. It may have all fields of the
-/// metadata, but rules can read only `name` and `generateName`.
+/// The type of the objects of a custom resource. `metadata` is the type of their metadata. It may have all fields of
+/// the metadata, but rules can read only `name` and `generateName`.
 pub(crate) fn of_resource(schema: &Schema, metadata: &Type) -> Option<Type> {
     Reader { metadata }.schema(schema, true)
 }

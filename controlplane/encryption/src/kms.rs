@@ -5,8 +5,8 @@
 //! seed, and once to decrypt each unknown seed of a stored value. Each value has its own key: HKDF-SHA256 of the seed
 //! and 32 random bytes.
 //!
-//! A thread with its own runtime calls the plugin, because values are encrypted and decrypted in synchronous code. Calls
-//! run concurrently. While an async worker waits for a call, another worker runs its other tasks.
+//! A thread with its own runtime calls the plugin, because values are encrypted and decrypted in synchronous code.
+//! Calls run concurrently. While an async worker waits for a call, another worker runs its other tasks.
 
 mod checks;
 mod client;
@@ -100,7 +100,7 @@ struct Shared {
     current: ArcSwap<Option<Current>>,
     /// Decryptions that wait for the plugin's response, with their callers.
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
-    /// Locked during a check of the plugin's key.
+    /// Lock that allows one check of the plugin's key at a time.
     renewing: tokio::sync::Mutex<()>,
     checks: Mutex<Checks>,
     seeds: Mutex<Sources>,

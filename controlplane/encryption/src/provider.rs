@@ -40,11 +40,11 @@ pub(super) struct NamedKey {
 }
 
 enum Key {
-    /// 16 or 32 bytes.
+    /// AES-GCM with a key of 16 or 32 bytes.
     Gcm(Box<LessSafeKey>),
     /// 24 bytes.
     Gcm192(Box<Aes192Gcm>),
-    /// 16, 24 or 32 bytes.
+    /// AES-CBC with a key of 16, 24 or 32 bytes.
     Cbc(Vec<u8>),
     Secretbox(Box<XSalsa20Poly1305>),
 }

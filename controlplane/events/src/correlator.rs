@@ -22,8 +22,9 @@ const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
-/// A digest of an event's identity. It is the key in the tables, because the identity as text can take almost a kilobyte
-/// for each recent event. The hash functions have random keys, so that authors of messages cannot find collisions.
+/// A digest of an event's identity. It is the key in the tables, because the identity as text can take almost a
+/// kilobyte for each recent event. The hash functions have random keys, so that authors of messages cannot find
+/// collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Digest(u64, u64);
 

@@ -1,14 +1,14 @@
 //! The event recorder: writes core/v1 events about objects to the API.
 //!
 //! The controllers, the scheduler and the agent use it. Recording never waits: events go through a bounded queue to one
-//! task ([`Sender`]). The task counts repeats in one Event object, limits the number of events per object (`correlator`), and
-//! retries while the API server is unavailable.
+//! task ([`Sender`]). The task counts repeats in one Event object, limits the number of events per object
+//! (`correlator`), and retries while the API server is unavailable.
 
 mod cause;
 mod correlator;
 mod event;
-mod pace;
 mod printable;
+mod rate_limiter;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, watch};
 
 use correlator::{Admitted, Correlator, Digest};
 use event::Record;
-use pace::Pace;
+use rate_limiter::RateLimiter;
 
 pub use cause::cause;
 pub use event::{Event, EventType};
@@ -66,7 +66,7 @@ pub struct Sender {
     /// Whether the client has more urgent requests. `None` if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
     /// The limit on the rate of events. `None`: no limit.
-    pace: Option<Pace>,
+    limiter: Option<RateLimiter>,
 }
 
 /// An Event object that was sent.
@@ -98,7 +98,7 @@ fn with_capacity(client: Client, host: &str, capacity: usize) -> (Recorder, Send
         sent: HashMap::new(),
         correlator: Correlator::default(),
         urgent: None,
-        pace: None,
+        limiter: None,
     };
     (recorder, sender)
 }
@@ -153,7 +153,7 @@ impl Sender {
     /// Limits the rate at which events are sent: further events wait in the queue. `None`: no limit.
     #[must_use]
     pub fn with_rate(self, rate: Option<Rate>) -> Self {
-        Self { pace: rate.map(Pace::new), ..self }
+        Self { limiter: rate.map(RateLimiter::new), ..self }
     }
 
     /// Sends events until all recorders are dropped.
@@ -164,8 +164,8 @@ impl Sender {
                 wait_while_urgent(urgent, age).await;
             }
             if let Some(admitted) = self.correlator.admit(&mut record) {
-                if let Some(pace) = &mut self.pace {
-                    pace.wait().await;
+                if let Some(limiter) = &mut self.limiter {
+                    limiter.wait().await;
                 }
                 self.deliver(admitted, &record).await;
             }

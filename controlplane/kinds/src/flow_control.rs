@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 pub const API_VERSION: &str = "flowcontrol.apiserver.k8s.io/v1";
 const CONTROLLERS: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
-const EVERYBODY: &[&str] = &["system:unauthenticated", "system:authenticated"];
+const ALL_USERS: &[&str] = &["system:unauthenticated", "system:authenticated"];
 
 /// A priority level of type Limited, with queues.
 struct QueuedLevel {
@@ -44,7 +44,7 @@ pub fn mandatory_levels() -> Vec<Value> {
 pub fn mandatory_schemas() -> Vec<Value> {
     vec![
         schema("exempt", "exempt", 1, "", whole_api(groups(&["system:masters"]))),
-        schema("catch-all", "catch-all", 10_000, "ByUser", whole_api(groups(EVERYBODY))),
+        schema("catch-all", "catch-all", 10_000, "ByUser", whole_api(groups(ALL_USERS))),
     ]
 }
 
@@ -76,7 +76,7 @@ pub fn suggested_schemas() -> Vec<Value> {
             "ByUser",
             json!({"subjects": nodes(), "resourceRules": node_rules}),
         ),
-        schema("probes", "exempt", 2, "", json!({"subjects": groups(EVERYBODY), "nonResourceRules": probes})),
+        schema("probes", "exempt", 2, "", json!({"subjects": groups(ALL_USERS), "nonResourceRules": probes})),
         schema(
             "system-leader-election",
             "leader-election",
@@ -106,7 +106,7 @@ pub fn suggested_schemas() -> Vec<Value> {
             "ByUser",
             whole_api(groups(&["system:serviceaccounts"])),
         ),
-        schema("global-default", "global-default", 9900, "ByUser", whole_api(groups(EVERYBODY))),
+        schema("global-default", "global-default", 9900, "ByUser", whole_api(groups(ALL_USERS))),
     ]
 }
 

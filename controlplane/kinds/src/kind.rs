@@ -22,7 +22,7 @@ const VIRTUAL: &[(&str, &str, &str)] = &[
     ("authentication.k8s.io/v1", "TokenRequest", "io.k8s.api.authentication.v1.TokenRequest"),
 ];
 
-/// The name of the OpenAPI definition of a kind that occurs in a request or a response body: a served kind, or a kind
+/// The name of the OpenAPI definition of a kind in a request or a response body. Such a kind is served, or is a kind
 /// such as Scale or DeleteOptions.
 pub fn schema_of(api_version: &str, name: &str) -> Option<&'static str> {
     if name == "DeleteOptions" {

@@ -1,4 +1,4 @@
-//! Resource quotas: what each object uses, which quotas cover it, and whether a request fits.
+//! Resource quotas: the usage of each object, the quotas that cover it, and the check of a request.
 //!
 //! Source: `pkg/quota/v1/evaluator/core`, and `resourcequota/controller.go` of the API server library.
 

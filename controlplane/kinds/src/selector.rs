@@ -67,7 +67,7 @@ impl FieldSelector {
         self.terms.iter().all(|term| (term.field.read(object) == term.value) == term.equal)
     }
 
-    /// [`FieldSelector::matches`] for the object's attributes.
+    /// Does the same as [`FieldSelector::matches`], for the object's attributes.
     pub fn matches_attributes(&self, attributes: &SelectorAttributes) -> bool {
         self.terms.iter().all(|term| (attributes.field(&term.field.stored) == term.value) == term.equal)
     }

@@ -37,7 +37,7 @@ pub struct Column {
     pub r#type: &'static str,
     /// `name` for the first column, empty for the other columns.
     pub format: &'static str,
-    /// 0 is always shown; 1 only with `-o wide`.
+    /// Priority of the column: 0 is always shown, 1 only with `-o wide`.
     pub priority: u8,
     /// Description.
     pub description: &'static str,

@@ -25,7 +25,7 @@ pub enum Operation {
 pub struct ManagerId {
     /// The name from the request, or the default name that the server chose.
     pub name: String,
-    /// Its operation: apply or update.
+    /// Operation of the manager: apply or update.
     pub operation: Operation,
     /// The API version (`apps/v1`) of an update. Empty for apply: an applier is one manager for all versions.
     pub api_version: String,
@@ -111,7 +111,7 @@ impl Managers {
         self.0.is_empty()
     }
 
-    /// Each manager and what it owns.
+    /// Each manager and the fields that it owns.
     pub fn iter(&self) -> impl Iterator<Item = (&ManagerId, &Owned)> {
         self.0.iter()
     }
@@ -163,7 +163,8 @@ impl Managers {
         self
     }
 
-    /// Merges the oldest managers by update, until at most ten are left. Only managers of the same API version are merged.
+    /// Merges the oldest managers by update, until at most ten are left. Only managers of the same API version are
+    /// merged.
     pub(crate) fn cap(&mut self) {
         let mut updaters: Vec<(String, ManagerId)> = self
             .0

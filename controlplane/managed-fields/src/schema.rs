@@ -19,7 +19,8 @@ pub struct TypeId(u32);
 pub enum Type {
     /// A value without parts.
     Scalar,
-    /// A list or object that has one owner as a whole (`x-kubernetes-list-type: atomic`, `x-kubernetes-map-type: atomic`).
+    /// A list or object that has one owner as a whole (`x-kubernetes-list-type: atomic`,
+    /// `x-kubernetes-map-type: atomic`).
     Atomic,
     /// An object with declared fields, a map, or both.
     Map {
@@ -44,7 +45,7 @@ pub enum Type {
 /// A declared field of an object.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Its type.
+    /// Type of the field.
     pub of: TypeId,
     /// Whether an absent field is the same as an empty object: in Go the field is a struct and not a pointer.
     pub absent_is_empty: bool,

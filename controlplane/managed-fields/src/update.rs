@@ -101,7 +101,7 @@ pub struct Applied {
     pub managers: Managers,
 }
 
-/// Why a configuration cannot be applied.
+/// The reason why a configuration cannot be applied.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// Other managers own fields with other values.

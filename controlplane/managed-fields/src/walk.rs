@@ -50,7 +50,7 @@ impl<'a> TypedValue<'a> {
 
 /// Two states of a value, interpreted as leaves, objects or lists. One of them can be absent.
 pub(crate) enum Pair<'a> {
-    /// Compared and merged as a whole.
+    /// Two values that are compared and merged as a whole.
     Leaf,
     /// Two objects.
     Maps(Option<&'a Map<String, Value>>, Option<&'a Map<String, Value>>),
@@ -83,7 +83,7 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Why an element of a set or keyed list cannot be identified.
+/// The reason why an element of a set or keyed list cannot be identified.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoIdentity {
     /// An element of a keyed list is null.
@@ -131,7 +131,7 @@ fn key_of(keys: &[Key], item: &Value) -> Result<PathElement, NoIdentity> {
 
 /// The elements of a list, indexed by their path elements.
 pub(crate) struct Elements<'a> {
-    /// In the list's order. An element without identity has its index.
+    /// Path elements in the list's order. The path element of an element without identity is its index.
     pub(crate) order: Vec<PathElement>,
     /// The elements of each identity. Duplicates have the same identity.
     pub(crate) by_identity: BTreeMap<PathElement, Vec<&'a Value>>,

@@ -1,5 +1,5 @@
-//! Validation of pods, and of the parts that pods share with other kinds. Each violation is one cause with its field path
-//! and upstream's text.
+//! Validation of pods, and of the parts that pods share with other kinds. Each violation is one cause with its field
+//! path and upstream's text.
 
 pub mod claim_spec;
 mod claims;

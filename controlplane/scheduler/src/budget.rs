@@ -46,7 +46,7 @@ impl Budgets {
         }
     }
 
-    /// For each pod: whether its removal violates a budget if the earlier pods of the iterator are removed, too.
+    /// Whether the removal of each pod violates a budget, after the removal of all earlier pods of the iterator.
     pub(crate) fn violations<'a>(&self, pods: impl Iterator<Item = &'a Placed>) -> Vec<bool> {
         let mut removed: HashMap<(&str, &str), i32> = HashMap::new();
         let mut violates = |placed: &Placed| {

@@ -26,7 +26,7 @@ pub struct SchedulerConfig {
     pub(crate) first_backoff: Duration,
     /// Maximum back-off of a refused pod.
     pub(crate) longest_backoff: Duration,
-    /// At least one profile. A pod is handled by the profile with its `spec.schedulerName`.
+    /// The profiles; at least one. The profile with the `spec.schedulerName` of a pod handles the pod.
     pub(crate) profiles: Vec<Profile>,
     pub(crate) extenders: Vec<Extender>,
     /// The metrics of the scheduler. A clone of the configuration shares them.
@@ -136,7 +136,7 @@ pub(crate) struct Fit {
 /// The function from the utilization of a resource to its score.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Strategy {
-    /// More free resources give a higher score.
+    /// Strategy LeastAllocated: more free resources give a higher score.
     Least,
     /// Fewer free resources give a higher score.
     Most,
@@ -147,9 +147,9 @@ pub(crate) enum Strategy {
 /// A point of the function from the utilization of a resource to its score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ShapePoint {
-    /// In percent.
+    /// Utilization in percent.
     pub(crate) utilization: i64,
-    /// From 0 to 10.
+    /// Score, from 0 to 10.
     pub(crate) score: i64,
 }
 

@@ -60,7 +60,7 @@ pub(crate) struct Devices {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Incremented at each change.
+    /// Number of changes. Each change increments it.
     changes: tokio::sync::watch::Sender<u64>,
     /// Serializes the writes of a gang's claims. Otherwise the pods of a gang would write the same claims at the same
     /// time.

@@ -1,9 +1,9 @@
 //! The scheduler: binds pods to nodes, as an API client.
 //!
 //! One task owns the whole state (`run`). The state is a queue of pods without a node (`queue`), and a snapshot of the
-//! nodes with the requests of their pods (`snapshot`). For the next pod the task filters the nodes (`filter/`) and scores
-//! the remaining nodes (`score/`). It places the pod on the best node in the snapshot, and binds the pod through the
-//! subresource `binding` (`bind`).
+//! nodes with the requests of their pods (`snapshot`). For the next pod the task filters the nodes (`filter/`) and
+//! scores the remaining nodes (`score/`). It places the pod on the best node in the snapshot, and binds the pod through
+//! the subresource `binding` (`bind`).
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores do no I/O. A pod is placed in the
 //! snapshot before it is bound, and removed again if the binding fails. So its resources are never assigned twice. If

@@ -12,7 +12,8 @@ pub(crate) struct NodeScores {
     pub(crate) node_affinity: i64,
     pub(crate) fit: i64,
     pub(crate) balanced: i64,
-    /// Sum of the ranks of the chosen alternatives of device requests, not normalized. 0 for pods without such requests.
+    /// Sum of the ranks of the chosen alternatives of device requests, not normalized. 0 for pods without such
+    /// requests.
     pub(crate) devices: i64,
 }
 

@@ -1,4 +1,5 @@
-//! Reduced types of pods, nodes, namespaces and disruption budgets. They contain only the fields that the scheduler reads.
+//! Reduced types of pods, nodes, namespaces and disruption budgets. They contain only the fields that the scheduler
+//! reads.
 
 mod disks;
 
@@ -86,7 +87,8 @@ struct SchedulingMetadata {
     deletion_timestamp: Option<Time>,
 }
 
-/// Decodes metadata, and skips the fields that the scheduler does not read: annotations can be the largest part of a pod.
+/// Decodes metadata, and skips the fields that the scheduler does not read: annotations can be the largest part of a
+/// pod.
 pub(crate) fn scheduling_metadata<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ObjectMeta, D::Error> {

@@ -208,8 +208,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// The reasons why the node cannot run the pod. `with_nominated` also checks the node with the pods that are nominated
-    /// for it.
+    /// The reasons why the node cannot run the pod. `with_nominated` also checks the node with the pods that are
+    /// nominated for it.
     fn refuse(&mut self, node: &str, with_nominated: bool) -> Option<Vec<String>> {
         if with_nominated {
             let added = self.snapshot.assume_nominated(self.pod, node);

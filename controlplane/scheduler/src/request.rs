@@ -24,8 +24,8 @@ pub(crate) struct HostPort {
     pub(crate) port: i32,
 }
 
-/// The host ports that a pod wants, by number and protocol. They are indexed, because a node may have very many ports in
-/// use.
+/// The host ports that a pod requests, by number and protocol. They are indexed, because a node may have very many
+/// ports in use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WantedPorts(HashMap<i32, HashMap<String, Addresses>>);
 

@@ -19,7 +19,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) topology: &'a Topology,
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) nodes: &'a [Candidate<'a>],
-    /// For each node, the scores that do not depend on other nodes.
+    /// Scores of each node that do not depend on other nodes.
     pub(crate) own: &'a [NodeScores],
 }
 

@@ -30,7 +30,7 @@ const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 /// A node with its pods.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeInfo {
-    /// `None` if pods are bound to this node, but the Node object does not exist.
+    /// Properties of the node. `None` if pods are bound to this node, but the Node object does not exist.
     properties: Option<NodeProperties>,
     name: Arc<str>,
     /// Index into tables of results. Two nodes never have the same slot at the same time.

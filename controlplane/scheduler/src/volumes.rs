@@ -2,8 +2,8 @@
 //!
 //! Source: upstream's plugins VolumeBinding, VolumeRestrictions, NodeVolumeLimits and VolumeZone. Claims, volumes,
 //! classes and drivers are watched ([`feed`]). A claim that waits for its first pod gets either an existing volume
-//! ([`Choice::Existing`]) or the annotation with the selected node. A provisioner creates the volume of a claim with this
-//! annotation.
+//! ([`Choice::Existing`]) or the annotation with the selected node. A provisioner creates the volume of a claim with
+//! this annotation.
 
 pub(crate) mod bind;
 mod disks;
@@ -38,7 +38,7 @@ pub(crate) struct Volumes {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Incremented at each change.
+    /// Number of changes. Each change increments it.
     changes: watch::Sender<u64>,
 }
 
@@ -64,7 +64,7 @@ struct State {
     attachments: HashMap<String, Attachment>,
     /// Changes that the scheduler has not read yet.
     pending: VolumeChanges,
-    /// For each kind, whether its first list is complete.
+    /// Whether the first list of each kind is complete.
     listed: [bool; 7],
 }
 

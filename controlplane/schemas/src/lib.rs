@@ -1,8 +1,9 @@
-//! The definitions of the API's types: decoding of objects by field types, unknown and duplicate fields, canonical form.
+//! The definitions of the API's types: decoding of objects by field types, unknown and duplicate fields, canonical
+//! form.
 //!
-//! Start at [`decode`]. Objects are JSON trees (`serde_json::Value`). [`model`] has the definitions, which are generated
-//! from Kubernetes' OpenAPI documents (`data/generate.py`) and found by their names.
-//! Invariants: no I/O, no clock, no panic on any input, nothing about the semantics of a kind.
+//! Start at [`decode`]. Objects are JSON trees (`serde_json::Value`). [`model`] has the definitions, which are
+//! generated from Kubernetes' OpenAPI documents (`data/generate.py`) and found by their names. Invariants: no I/O, no
+//! clock, no panic on any input, nothing about the semantics of a kind.
 
 mod canonical;
 mod check;
@@ -91,9 +92,9 @@ pub fn decode_metadata(object: &mut Value) -> Result<Vec<String>, String> {
 /// Name of the definition of metadata.
 pub const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
-/// Checks an object against the named definition (for example `io.k8s.api.core.v1.Pod`). Removes unknown fields, rewrites
-/// times and quantities, and makes the object canonical. Returns the object, and warnings
-/// such as `unknown field "spec.foo"`.
+/// Checks an object against the named definition (for example `io.k8s.api.core.v1.Pod`). Removes unknown fields,
+/// rewrites times and quantities, and makes the object canonical. Returns the object, and warnings such as
+/// `unknown field "spec.foo"`.
 pub fn decode(
     schema: &str,
     parsed: Parsed,

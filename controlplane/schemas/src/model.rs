@@ -31,7 +31,7 @@ pub struct Schemas {
 pub struct Definition {
     /// `io.k8s.api.core.v1.Container`.
     pub name: Box<str>,
-    /// Sorted by name.
+    /// The properties, sorted by name.
     pub properties: Box<[Property]>,
     /// The start of each property's name, in the order of the properties. A search in these numbers reads few cache
     /// lines, a search in the names reads two for each compared name.
@@ -46,11 +46,11 @@ pub struct Definition {
 pub struct Property {
     /// JSON name.
     pub name: Box<str>,
-    /// Its type.
+    /// Type of the property.
     pub value_type: ValueType,
     /// The condition under which Go writes the field.
     pub presence: Presence,
-    /// Its Go type and embedded structs in decoding errors, if they do not follow from `value_type`.
+    /// Go type and embedded structs in decoding errors, if they do not follow from `value_type`.
     pub go: Option<Box<GoField>>,
     /// Markers for strategic merge patches.
     pub patch: PatchMarkers,
@@ -100,7 +100,7 @@ pub enum ListType {
     Atomic,
     /// Elements are distinct scalars.
     Set,
-    /// These fields identify an element.
+    /// A list whose elements are identified by these fields.
     Map(Box<[Box<str>]>),
 }
 

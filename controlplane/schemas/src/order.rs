@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text). The hash extends the hash of the parent, so
+/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text). The hash extends the hash of the parent. So
 /// the cost of a key depends only on its own length, not on the length of its path.
 #[derive(Clone, Copy)]
 pub(super) struct PathHash(u64);

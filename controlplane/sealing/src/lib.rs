@@ -1,7 +1,7 @@
 //! Authenticated encryption of data at rest with the keys of a file.
 //!
-//! Start reading at [`Keys`], which encrypts Secrets and the checkpoint of a node without further configuration. The crate
-//! `coracle-encryption` encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
+//! Start reading at [`Keys`], which encrypts Secrets and the checkpoint of a node without further configuration. The
+//! crate `coracle-encryption` encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
 //!
 //! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
 //! is the associated data, so that a sealed value cannot be moved to another object.

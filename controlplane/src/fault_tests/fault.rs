@@ -10,9 +10,9 @@ use tokio::sync::watch;
 /// The point at which a process dies. Writes that the server refuses do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Point {
-    /// Before this write, counted from 1.
+    /// The process dies before this write, counted from 1.
     Before(usize),
-    /// After this write took effect, before its response arrives.
+    /// The process dies after this write took effect, and before its response arrives.
     After(usize),
 }
 

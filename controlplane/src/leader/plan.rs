@@ -14,9 +14,9 @@ pub(super) struct Observation {
 /// The action for the lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Become the holder of the lease.
+    /// The candidate becomes the holder of the lease.
     Take { transitions: i32 },
-    /// Stay the holder of the lease.
+    /// The candidate stays the holder of the lease.
     Renew,
     /// Another process holds the lease.
     Wait,

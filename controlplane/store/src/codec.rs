@@ -83,7 +83,7 @@ impl EntryCodec {
         self.decode_in_pass(&mut FailedServices::default(), key, bytes)
     }
 
-    /// [`EntryCodec::decode`] in a pass over many entries.
+    /// Does the same as [`EntryCodec::decode`], in a pass over many entries.
     pub(crate) fn decode_in_pass(
         &self,
         failed: &mut FailedServices,
@@ -131,7 +131,8 @@ impl EntryCodec {
         opened.map(Some).map_err(|error| failed(failure.unwrap_or(error)))
     }
 
-    /// [`EntryCodec::open`] in a pass over many entries. A value whose key is in the cache needs no service.
+    /// Does the same as [`EntryCodec::open`], in a pass over many entries. A value whose key is in the cache needs no
+    /// service.
     pub(crate) fn open_in_pass(
         &self,
         failed: &mut FailedServices,
@@ -220,7 +221,7 @@ impl EntryCodec {
         }
     }
 
-    /// [`EntryCodec::is_current`] for an encoded entry.
+    /// Does the same as [`EntryCodec::is_current`], for an encoded entry.
     pub(crate) fn is_current_entry(&self, key: &str, bytes: &[u8]) -> bool {
         split(bytes).is_none_or(|(_, value)| self.is_current(key, value))
     }

@@ -61,7 +61,7 @@ pub struct Embedded {
 struct Shared {
     path: PathBuf,
     codec: Arc<EntryCodec>,
-    /// `None` while the writer reopens the database after a failure.
+    /// The database. `None` while the writer reopens the database after a failure.
     engine: RwLock<Option<Engine>>,
     state: Mutex<State>,
     /// The reason why the engine refuses writes. `None` if the engine accepts writes.
@@ -193,7 +193,8 @@ impl Store for Embedded {
 
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(async move {
-            // The writer must not wait for a key management service, and a value that it cannot encrypt fails its batch.
+            // The writer must not wait for a key management service, and a value that it cannot encrypt fails its
+            // batch.
             if write.tier == Tier::Durable && write.value.is_some() {
                 self.shared.codec.ready(&write.key)?;
             }

@@ -134,8 +134,8 @@ pub enum Error {
 // === impl Error ===
 
 impl Error {
-    /// Whether an entry cannot be decrypted or encrypted because a key management service failed. The service may respond
-    /// later.
+    /// Whether an entry cannot be decrypted or encrypted because a key management service failed. The service may
+    /// respond later.
     #[must_use]
     pub fn is_of_service(&self) -> bool {
         self.service().is_some()

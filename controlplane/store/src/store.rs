@@ -22,7 +22,7 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// As [`Store::list`], but entries that cannot be decrypted are in a separate list instead of an error. A key
+    /// Does the same as [`Store::list`], but returns entries that cannot be decrypted in a separate list. A key
     /// management service that fails is called only once for the whole list.
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
         Box::pin(async move {
@@ -36,7 +36,7 @@ pub trait Store: Send + Sync + 'static {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Returns every commit under `prefix` after the revision `after`, in order. If another call of this store returns
-    /// a revision, the watch also reaches that revision: it sends a commit or an [`Event::Progress`] of that revision
+    /// a revision, the watch also reaches that revision. It sends a commit or an [`Event::Progress`] of that revision
     /// or a later one.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
@@ -65,14 +65,14 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
-    /// Reads from the store's server, to check whether it responds within `timeout`. A store in this process needs no such
-    /// check.
+    /// Reads from the store's server, to check whether it responds within `timeout`. A store in this process needs no
+    /// such check.
     fn probe(&self, _timeout: Duration) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// The size of the database of each of the store's servers. Empty if the store is in this process, or if the sizes are
-    /// not requested.
+    /// The size of the database of each of the store's servers. Empty if the store is in this process, or if the sizes
+    /// are not requested.
     fn member_sizes(&self) -> BoxFuture<'_, Vec<MemberSize>> {
         Box::pin(std::future::ready(Vec::new()))
     }
@@ -214,7 +214,7 @@ pub enum Expect {
 pub enum Tier {
     /// Synced to disk before the write is acknowledged.
     Durable,
-    /// In memory only: lost at a restart, or after the time to live.
+    /// The entry is in memory only. It is lost at a restart, or after the time to live.
     Volatile {
         /// Time to live, accurate to a minute. `None` means no limit.
         ttl: Option<Duration>,

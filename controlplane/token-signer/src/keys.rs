@@ -100,7 +100,7 @@ impl KeySet {
 // === impl Key ===
 
 impl Key {
-    /// `None` if the key is of a kind that this server cannot check.
+    /// Reads a key. `None` if this server does not support the kind of the key.
     fn new(key: v1::Key) -> Result<Option<Self>, String> {
         let id = key.key_id;
         if id.is_empty() || id.len() > MAX_ID {
@@ -133,7 +133,7 @@ impl Key {
         }
     }
 
-    /// `Some` if the signature was made with this key.
+    /// Verifies a signature. `Some` if the signature was made with this key.
     pub(crate) fn verify(&self, signed: &[u8], signature: &[u8]) -> Option<()> {
         let algorithm: &dyn VerificationAlgorithm = match self.form {
             Form::Rsa => &signature::RSA_PKCS1_2048_8192_SHA256,
@@ -160,8 +160,8 @@ impl Key {
     }
 }
 
-/// Verifies a signature of ES512 (ECDSA with P-521 and SHA-512, in the form of RFC 7518). `public` is a point in the form of
-/// SEC 1.
+/// Verifies a signature of ES512 (ECDSA with P-521 and SHA-512, in the form of RFC 7518). `public` is a point in the
+/// form of SEC 1.
 pub fn verify_es512(public: &[u8], signed: &[u8], signature: &[u8]) -> Option<()> {
     let key = VerifyingKey::from_sec1_bytes(public).ok()?;
     key.verify(signed, &Signature::from_slice(signature).ok()?).ok()

@@ -1,9 +1,9 @@
 //! Client of an external signer of service account tokens (`--service-account-signing-endpoint`).
 //!
-//! Source: `pkg/serviceaccount/externaljwt/plugin` of Kubernetes, and `k8s.io/externaljwt/apis/v1`. The signer is a process
-//! on a unix socket that has the private keys. It signs the claims of tokens, and returns the public keys by which the
-//! API server checks tokens. The keys are fetched at the start, at the interval that the signer returns, and when a
-//! token names an unknown key. If a fetch fails, the known keys are kept.
+//! Source: `pkg/serviceaccount/externaljwt/plugin` of Kubernetes, and `k8s.io/externaljwt/apis/v1`. The signer is a
+//! process on a unix socket that has the private keys. It signs the claims of tokens, and returns the public keys by
+//! which the API server checks tokens. The keys are fetched at the start, at the interval that the signer returns, and
+//! when a token names an unknown key. If a fetch fails, the known keys are kept.
 //!
 //! The signer is not trusted with the API server's memory and time: each call has a timeout, and each response a limit.
 
@@ -59,7 +59,7 @@ pub enum Error {
         call: &'static str,
         /// The socket.
         endpoint: String,
-        /// Why.
+        /// Cause of the failure.
         reason: String,
     },
     /// A response breaks the rules of the protocol.
@@ -69,7 +69,7 @@ pub enum Error {
         call: &'static str,
         /// The socket.
         endpoint: String,
-        /// Why.
+        /// The broken rule.
         reason: String,
     },
 }
@@ -110,7 +110,7 @@ impl TokenSigner {
         Ok(signer)
     }
 
-    /// As upstream, waits until the signer listens.
+    /// Connects to the signer. As upstream, waits until the signer listens.
     async fn connect_within(limit: Duration, endpoint: &str) -> Result<Arc<Self>, Error> {
         let (client, begin) = (Client::new(endpoint), Instant::now());
         loop {

@@ -7,7 +7,7 @@ use crate::selector_error::{SelectorError, check_count, check_size};
 pub struct FieldRequirement {
     /// The path of the field.
     pub field: String,
-    /// True for `=` and `==`, false for `!=`.
+    /// Whether the values must be equal: true for `=` and `==`, false for `!=`.
     pub equal: bool,
     /// The value, without escapes.
     pub value: String,

@@ -23,7 +23,8 @@
 //! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
-//! Invariants: no I/O, no async, no clock, no panic on any input. Each text has a limit on its size or is read in linear time.
+//! Invariants: no I/O, no async, no clock, no panic on any input. Each text has a limit on its size or is read in
+//! linear time.
 
 mod collect_map;
 pub mod component_page;

@@ -16,7 +16,7 @@ pub struct MediaType<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Parameter<'a> {
     name: &'a str,
-    /// Without quotes.
+    /// Value of the parameter, without quotes.
     value: &'a str,
 }
 

@@ -7,9 +7,9 @@ use crate::Quantity;
 /// The quality-of-service class of a pod. Under pressure the node takes resources from the lower classes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum QosClass {
-    /// No requests and no limits.
+    /// The pod has no requests and no limits.
     BestEffort,
-    /// Some requests or limits.
+    /// The pod has requests or limits, but does not meet the rules of Guaranteed.
     Burstable,
     /// Every container has limits of CPU and memory, and requests equal to them.
     Guaranteed,

@@ -106,7 +106,8 @@ impl Config {
         self
     }
 
-    /// Marks the kind as optional. If the server does not serve the kind or forbids it, the watch retries every 5 minutes.
+    /// Marks the kind as optional. If the server does not serve the kind or forbids it, the watch retries every 5
+    /// minutes.
     #[must_use]
     pub fn optional(mut self) -> Self {
         (self.max_unserved_backoff, self.is_optional) = (UNSERVED_MAX_BACKOFF, true);

@@ -216,7 +216,8 @@ impl RawWatch {
         self.fail(error)
     }
 
-    /// Backs off, and keeps the state. The first forbidden request is a warning; callers log all errors as debug messages.
+    /// Backs off, and keeps the state. The first forbidden request is a warning; callers log all errors as debug
+    /// messages.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if self.is_first_forbidden(&error) {
             tracing::warn!(

@@ -28,7 +28,7 @@ struct Rule {
     groups: Vec<String>,
     versions: Vec<String>,
     resources: Vec<String>,
-    /// Empty for all names.
+    /// The names of matching objects. Empty for all names.
     names: Vec<String>,
     scope: String,
 }
@@ -38,9 +38,9 @@ struct Rule {
 struct Subject<'a> {
     operation: Operation,
     kind: &'a Resource,
-    /// Empty for cluster-scoped objects.
+    /// Namespace of the object. Empty for a cluster-scoped object.
     namespace: &'a str,
-    /// Empty if the name is generated later.
+    /// Name of the object. Empty if the name is generated later.
     name: &'a str,
     subresource: &'a str,
 }

@@ -18,7 +18,8 @@ pub(super) enum Steps {
 
 /// A plugin, or a part of a plugin.
 pub(crate) struct Member {
-    /// Empty for the rules of a kind. They are not a plugin, so the metrics do not count them.
+    /// Name of the plugin. Empty for the rules of a kind: these rules are not a plugin, so the metrics do not count
+    /// them.
     name: &'static str,
     steps: Steps,
     pub(super) plugin: Box<dyn Admit>,

@@ -59,7 +59,7 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
     let limited = configured(QUOTA, true, selection, || limited_resources::read(&mut configs, QUOTA))?;
     let rows = rows(Configured::read(&mut configs, selection)?);
     for plugin in configs.unused() {
-        tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
+        tracing::warn!(plugin, "ignoring the configuration of a disabled admission plugin");
     }
     selection.check(&rows)?;
     let running = rows.into_iter().filter(|row| selection.runs(row.name, row.runs_by_default));

@@ -66,7 +66,8 @@ impl Toleration {
     }
 }
 
-/// Both lists, without tolerations that another toleration includes. If tolerations are equal, the first is kept.
+/// Merges two lists of tolerations. A toleration that another toleration includes is left out. Of equal tolerations,
+/// the first one is kept.
 pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Toleration> {
     let all: Vec<Toleration> = own.into_iter().chain(added).collect();
     let mut merged: Vec<Toleration> = Vec::new();

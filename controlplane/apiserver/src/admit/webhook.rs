@@ -126,7 +126,7 @@ impl Admit for ValidatingWebhooks {
         }
         let mut calls = Vec::with_capacity(relevant.len());
         for (index, (hook, kind)) in relevant.iter().enumerate() {
-            calls.push(judge(admission, hook, attributes, HookObject { kind, object }, index));
+            calls.push(call_validating(admission, hook, attributes, HookObject { kind, object }, index));
         }
         let began = std::time::Instant::now();
         let answered = try_join_all(calls).await;
@@ -152,8 +152,8 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// The resource in the version that a webhook's rules select. `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed and the failure policy is `Fail`, the cost budget of the request is exhausted, or too many
-/// requests wait for a long function.
+/// A match condition failed and the failure policy is `Fail`. Or the cost budget of the request is exhausted. Or too
+/// many requests wait for a long function.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -180,7 +180,7 @@ async fn matching(
 }
 
 /// Calls a validating webhook. `index` is its position among the webhooks that the request matches.
-async fn judge(
+async fn call_validating(
     admission: &Admission,
     hook: &Hook,
     attributes: &Attributes<'_>,

@@ -69,8 +69,8 @@ fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     }
 }
 
-/// With the policy SingleStack, unchanged lists lose their second element. With other policies a shorter list is an
-/// error.
+/// Removes the second element of unchanged lists if the policy is SingleStack. With another policy, a shorter list is
+/// an error.
 fn release_secondary(new: &mut Value, old: &Value, causes: &mut Vec<Cause>) {
     let is_single = policy(new) == Some(SINGLE);
     for (field, what) in [("clusterIPs", "cluster IP"), ("ipFamilies", "IP family")] {

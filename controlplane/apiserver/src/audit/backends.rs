@@ -63,7 +63,7 @@ pub(crate) struct LogBackend {
     mode: Mode,
     /// The queue of the batch mode. `None` in the other modes.
     queue: Option<BatchQueue>,
-    /// `None` for no limits.
+    /// Limits on the size of events and batches. `None` for no limits.
     truncate: Option<AuditTruncateConfig>,
     /// Number of events that the log did not receive.
     lost: Arc<AtomicU64>,
@@ -292,8 +292,8 @@ impl Backends {
     }
 
     /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
-    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects;
-    /// above a second limit the event is lost and counted, as upstream does in the mode `batch`.
+    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects.
+    /// Above a second limit the event is lost and counted, as upstream does in the mode `batch`.
     pub(super) fn write_late(&self, event: &mut Event, owner: &Arc<str>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let EventLines { log: log_line, webhook: webhook_line } = self.lines(event);

@@ -21,7 +21,7 @@ const COUNTERS: usize = 1024;
 /// Counters of the wrong passwords of all sources.
 pub(super) struct GuessLimit {
     hasher: RandomState,
-    /// For each counter, the time at which all attempts are available again. `None` if all attempts are available now.
+    /// Time of each counter at which all attempts are available again. `None` if all attempts are available now.
     full: Mutex<Box<[Option<Instant>]>>,
 }
 

@@ -21,7 +21,7 @@ use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use config::{IssuerConfig, Mapping};
 use distributed::{DistributedError, Endpoints};
 use futures::future::Either;
-use keys::{Keys, Wanted};
+use keys::{KeyQuery, Keys};
 
 /// Tolerance of the claim `nbf` (not before) in seconds, as in upstream's library.
 const NOT_BEFORE_LEEWAY: i64 = 300;
@@ -42,7 +42,7 @@ struct Issuer {
 #[derive(Clone, Copy)]
 struct Signed<'a> {
     token: &'a str,
-    /// `None` is ES512.
+    /// Algorithm of the signature. `None` means ES512.
     algorithm: Option<Algorithm>,
     /// Seconds since 1970.
     now: i64,
@@ -155,7 +155,7 @@ impl Issuer {
         // If ES512 is not allowed, the other branch refuses the token, because it does not support the algorithm.
         let claims = match es512::header(token).filter(|_| self.config.has_es512) {
             Some(header) => {
-                let wanted = Wanted::new(header.kid.as_deref(), None);
+                let wanted = KeyQuery::new(header.kid.as_deref(), None);
                 self.verified_claims(wanted, Signed { token, algorithm: None, now }).await?
             }
             None => {
@@ -164,7 +164,7 @@ impl Issuer {
                     return Err(Refusal::Algorithm(header.alg));
                 }
                 let algorithm = Some(header.alg);
-                let wanted = Wanted::new(header.kid.as_deref(), algorithm);
+                let wanted = KeyQuery::new(header.kid.as_deref(), algorithm);
                 self.verified_claims(wanted, Signed { token, algorithm, now }).await?
             }
         };
@@ -177,7 +177,7 @@ impl Issuer {
     }
 
     /// The claims of a token, which one of the issuer's keys has signed.
-    async fn verified_claims(&self, wanted: Wanted<'_>, signed: Signed<'_>) -> Result<Value, Refusal> {
+    async fn verified_claims(&self, wanted: KeyQuery<'_>, signed: Signed<'_>) -> Result<Value, Refusal> {
         let keys = self.keys.find(wanted).await.map_err(Refusal::Keys)?;
         let refusal = match signed.claims(&keys, &self.config) {
             // A token with a key id has caused a fetch already, if the key was not known.

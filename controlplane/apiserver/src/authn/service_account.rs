@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::legacy_use::{self, TokenUseQueue};
 use super::token_keys::TokenKeys;
 use super::{
-    Authenticating, Authenticator, CREDENTIAL, Credential, ExtendedToken, LegacyToken, NotedToken, User,
+    Authenticating, Authenticator, CREDENTIAL, Credential, ExtendedToken, LegacyToken, RecordedToken, User,
     known,
 };
 use crate::{cache::Cache, error::Result};
@@ -147,9 +147,9 @@ impl Tokens {
                 user.extra.insert(key, vec![value.to_owned()]);
             }
         }
-        user.noted_token = about["warnafter"].as_i64().map(|end| {
+        user.recorded_token = about["warnafter"].as_i64().map(|end| {
             let late = jiff::Timestamp::now().as_second().saturating_sub(end);
-            NotedToken::Extended(ExtendedToken { subject: user.name.clone(), late })
+            RecordedToken::Extended(ExtendedToken { subject: user.name.clone(), late })
         });
         Some(user)
     }
@@ -179,7 +179,7 @@ impl Tokens {
         let secret = claim("secret.name")?.to_owned();
         let is_generated = names_secret(cache, namespace, name, &secret);
         let mut user = account(namespace, name, uid);
-        user.noted_token = Some(NotedToken::Legacy(LegacyToken { secret, is_generated }));
+        user.recorded_token = Some(RecordedToken::Legacy(LegacyToken { secret, is_generated }));
         Some(user)
     }
 
@@ -232,8 +232,8 @@ fn names_secret(cache: &Cache, namespace: &str, name: &str, secret: &str) -> boo
     })
 }
 
-/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for
-/// a limited time.
+/// Checks that the object exists with this name and uid, and is not being deleted. Terminating pods count as existing
+/// for a limited time.
 fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid: &str) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];

@@ -5,7 +5,7 @@ use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRu
 /// Allows every request. The server refuses anonymous requests in this mode.
 pub(super) struct AlwaysAllow;
 
-/// Has no opinion on any request. Later authorizers of the chain may still allow it.
+/// The authorizer `AlwaysDeny`: it has no opinion on any request. Later authorizers of the chain may allow the request.
 pub(super) struct AlwaysDeny;
 
 impl Authorizer for AlwaysAllow {

@@ -69,7 +69,7 @@ type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 /// Namespace and name of a binding. Bindings are ordered by namespace, then by name.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
-    /// `None` for all namespaces.
+    /// Namespace of the binding. `None` for a cluster role binding.
     namespace: Option<String>,
     name: String,
 }

@@ -55,7 +55,7 @@ struct DefaultObject {
     /// API group. Empty for the core group.
     group: &'static str,
     resource: &'static str,
-    /// Empty for an object of the cluster.
+    /// Namespace of the object. Empty for a cluster-scoped object.
     namespace: &'static str,
     name: &'static str,
 }
@@ -64,36 +64,36 @@ struct DefaultObject {
 /// and the first attempt follows after [`RETRY`].
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
-    let left = Left { objects: !is_complete, authorities: !has_config_maps(state) };
-    coracle_threads::spawn(run(Arc::downgrade(state), first, left));
+    let remaining = RemainingWork { objects: !is_complete, authorities: !has_config_maps(state) };
+    coracle_threads::spawn(run(Arc::downgrade(state), first, remaining));
     Ok(())
 }
 
 /// The work that remains for the next passes.
-struct Left {
-    /// Some objects are missing.
+struct RemainingWork {
+    /// Whether some objects are missing.
     objects: bool,
-    /// The start has not written the authorities of this server, because config maps cannot be decrypted.
+    /// Whether the start could not write the authorities of this server, because config maps cannot be decrypted.
     authorities: bool,
 }
 
-async fn run(state: Weak<State>, mut watches: Vec<Events>, mut left: Left) {
+async fn run(state: Weak<State>, mut watches: Vec<Events>, mut remaining: RemainingWork) {
     let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
     loop {
         // Cancel-safe: dropping the receive loses no event.
         let has_ended = tokio::select! {
-            has_ended = next(&mut watches), if !left.objects => has_ended,
-            () = tokio::time::sleep(RETRY), if left.objects => false,
+            has_ended = next(&mut watches), if !remaining.objects => has_ended,
+            () = tokio::time::sleep(RETRY), if remaining.objects => false,
             () = shutdown.cancelled() => return,
         };
         let Some(strong) = state.upgrade() else { return };
         let outcome = if has_ended { self::watches(&strong).map(|new| watches = new) } else { Ok(()) };
         let outcome = match outcome {
-            Ok(()) => restore(&strong, &mut left).await,
+            Ok(()) => restore(&strong, &mut remaining).await,
             Err(error) => Err(error),
         };
         drop(strong);
-        left.objects = outcome.is_err();
+        remaining.objects = outcome.is_err();
         if let Err(error) = outcome {
             tracing::warn!(%error, "cannot restore the default objects");
         }
@@ -105,7 +105,7 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>, mut left: Left) {
 }
 
 /// Restores all objects, also after an error. Returns the first error.
-async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
+async fn restore(state: &Arc<State>, remaining: &mut RemainingWork) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
@@ -115,7 +115,7 @@ async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
     // after another. If each server restored its own authorities, the servers would overwrite each other forever. But a
     // server that could not write its authorities at its start writes them once.
     let is_shared = state.store.is_shared();
-    let is_late = left.authorities && has_config_maps(state);
+    let is_late = remaining.authorities && has_config_maps(state);
     if is_shared && !is_late {
         return outcome.and(missing_extension_authentication(state).await);
     }
@@ -123,7 +123,7 @@ async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
         outcome = outcome.and(addresses::publish(state).await);
     }
     let written = extension_authentication(state).await;
-    left.authorities &= !is_late || written.is_err();
+    remaining.authorities &= !is_late || written.is_err();
     outcome.and(written)
 }
 

@@ -44,7 +44,7 @@ struct Controller {
     state: Weak<State>,
     /// The kind APIService.
     kind: Arc<Resource>,
-    /// By the name of the APIService.
+    /// Worker of each APIService, by the name of the APIService.
     workers: BTreeMap<String, WorkerHandle>,
     /// Names of the local APIServices whose condition could not be written. The controller retries them.
     failed: BTreeSet<String>,

@@ -44,7 +44,7 @@ pub(super) struct WebhookConversion {
 }
 
 impl WebhookConversion {
-    /// `None` unless the strategy is `Webhook`.
+    /// Creates the client of a conversion webhook. `None` if the strategy is not `Webhook`.
     pub(super) fn new(client: &ConversionClient, conversion: Option<&Conversion>) -> Option<Self> {
         let conversion = conversion.filter(|conversion| conversion.strategy == "Webhook")?;
         let webhook = conversion.webhook.clone().unwrap_or_default();

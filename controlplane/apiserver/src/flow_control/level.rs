@@ -21,7 +21,7 @@ use super::note::Note;
 /// Maximum number of waiting requests of all levels. Each waiting request keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
 /// Maximum waiting requests of one level, as a multiple of the free slots of [`MAX_WAITING`]. So one level gets at most
-/// three quarters of the slots, and a flood leaves slots for the requests of nodes and controllers.
+/// three quarters of the slots. The other slots stay for the requests of nodes and controllers.
 const PER_FREE_SLOT: usize = 3;
 /// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;
@@ -558,7 +558,7 @@ mod tests {
         let (_, full) = levels.admit(id, 1, 0);
         assert!(matches!(full, Admitted::Rejected(Rejection::QueueFull)));
         let (_, mut other) = wait(&mut levels, "a", 1);
-        // Two requests end: at most one request of the flood may start before the other flow.
+        // Two requests end: at most one request of the flow with many requests may start before the other flow.
         levels.end(&first, 1000);
         levels.end(&flood[0].0, 1000);
         assert!(other.try_recv().is_ok());

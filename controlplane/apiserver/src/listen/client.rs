@@ -30,7 +30,7 @@ pub(super) struct Client {
 }
 
 /// Maximum bytes of memory that a request takes before its handler reads the body. `buffered` bytes of its header count
-/// already: the target and the values of an HTTP/1.1 header are parts of the connection's buffer, and names are copies.
+/// already. The target and the values of an HTTP/1.1 header are parts of the connection's buffer. Names are copies.
 fn unread_size<B: Body>(request: &Request<B>, buffered: usize) -> usize {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers = request.headers();

@@ -4,7 +4,7 @@ use hyper::rt::Executor;
 use tokio_util::sync::CancellationToken;
 
 tokio::task_local! {
-    /// Cancelled to end the HTTP/2 stream that the current task serves.
+    /// Token that ends the HTTP/2 stream of the current task when it is cancelled.
     static STREAM_END: CancellationToken;
 }
 

@@ -23,7 +23,7 @@ const MAX_KEPT: usize = 4 << 20;
 pub(crate) struct VersionDocuments {
     /// Documents by hash.
     kept: Mutex<HashMap<String, Packed>>,
-    /// Locked while a document is built, so that concurrent requests share the build.
+    /// Lock of the build of a document. Concurrent requests wait for the lock, so that they share one build.
     building: Mutex<()>,
 }
 

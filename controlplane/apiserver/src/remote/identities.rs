@@ -18,7 +18,7 @@ pub(crate) struct Identities {
     current: Option<Arc<Identity>>,
 }
 
-/// How the server authenticates to a webhook.
+/// The credentials of the server at a webhook.
 pub(crate) struct Identity {
     credential: Credential,
     certificate: Option<ClientCertificate>,

@@ -19,7 +19,7 @@ use crate::{
 /// The negotiated WebSocket protocol.
 pub(super) struct NegotiatedProtocol {
     accept: HeaderValue,
-    /// Empty if the client requests no protocol.
+    /// The negotiated protocol. Empty if the client requests no protocol.
     protocol: &'static str,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct ReaderId {
     pub(super) class: Class,
     pub(super) owner: Arc<str>,
     pub(super) number: u64,
-    /// Cancelled when the response must end.
+    /// Token that is cancelled when the response must end.
     pub(super) evicted: CancellationToken,
 }
 
@@ -31,10 +31,10 @@ pub(super) struct Unread {
     pub(super) slot_bytes: usize,
     /// Number of classes with references to bytes.
     pub(super) classes_of: HashMap<Identity, usize>,
-    /// In the order of [`Class::ALL`].
+    /// Unread bytes of each class, in the order of [`Class::ALL`].
     pub(super) classes: [ClassBytes; 3],
-    /// An owner stays until its readers are dropped: each event of a watch is unread for a short time, and would
-    /// otherwise add and remove the owner.
+    /// The owners with unread bytes. An owner stays until its readers are dropped. Otherwise each event of a watch
+    /// would add and remove the owner, because it is unread for a short time.
     pub(super) owners: HashMap<Arc<str>, Owner>,
     /// Bytes that evicted readers still hold.
     pub(super) ending: usize,

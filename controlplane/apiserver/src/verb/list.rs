@@ -27,7 +27,7 @@ const TOKEN_LIFETIME_SECONDS: u64 = 300;
 /// The continue token: the start of the next page, and the revision of the list.
 #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
-    /// 0 for the newest revision: the list is not consistent.
+    /// Revision of the list. 0 means the newest revision; such a list is not consistent.
     rv: u64,
     start: String,
     /// Time at which the first page was created, in seconds since 1970. A token of the newest revision does not expire.

@@ -30,7 +30,7 @@ pub struct Limits<'a> {
     pub bounds: &'a Bounds,
 }
 
-/// Where a value comes from.
+/// The origin of a value.
 #[derive(Clone, Copy)]
 pub(super) enum Origin<'a> {
     /// The expression computes the value.

@@ -54,8 +54,8 @@ fn token_length(source: &[u8]) -> Option<usize> {
             _ if !is_text => return Some(word.len()),
             [b'r' | b'R'] | [b'b' | b'B', b'r' | b'R'] => text_length(rest, true)?,
             [b'b' | b'B'] => text_length(rest, false)?,
-            // A number before a quote, such as `1b"`. The lexer may read only a part of the word as a number, and the rest
-            // as the prefix of a text.
+            // A number before a quote, such as `1b"`. The lexer may read only a part of the word as a number, and the
+            // rest as the prefix of a text.
             [b'0'..=b'9', ..] => return None,
             // The word is an identifier, and the text is the next token.
             _ => 0,

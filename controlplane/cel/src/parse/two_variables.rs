@@ -1,4 +1,5 @@
-//! Macros with two variables: index and element of a list, key and value of a map. Source: `cel-go/ext/comprehensions.go`.
+//! Macros with two variables: index and element of a list, key and value of a map. Source:
+//! `cel-go/ext/comprehensions.go`.
 
 use super::{Comprehension, Expr, Kind, ListItem, Literal};
 
@@ -37,7 +38,7 @@ pub(super) struct MacroCall {
     pub(super) second: Box<str>,
     /// The optional filter and the expression.
     pub(super) args: Vec<Expr>,
-    /// Its position in the source.
+    /// Position of the call in the source.
     pub(super) at: u32,
 }
 

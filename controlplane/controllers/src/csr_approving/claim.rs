@@ -1,10 +1,10 @@
-//! Whether a bootstrap token may be used for a node's certificate.
+//! Checks whether a bootstrap token may be used for a node's certificate.
 //!
 //! By default a token of `coracle token create` is for one machine. The token's Secret marks such a token. Before the
 //! first certificate of a node is approved, the node's name is written into the Secret. The write has the read resource
-//! version as a precondition. If two machines use the token at the same time, one of the two writes conflicts, and the
-//! request of that machine is refused at the retry. Secrets without the mark, as kubeadm makes them, can be used by any
-//! number of machines.
+//! version as a precondition. If two machines use the token at the same time, one of the two writes conflicts. The
+//! request of that machine is refused at the retry. kubeadm makes Secrets without the mark. Any number of machines can
+//! use such a Secret.
 
 use std::sync::Arc;
 

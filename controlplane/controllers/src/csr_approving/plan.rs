@@ -10,7 +10,7 @@ use crate::object::{CertificateSigningRequest, Node, ObjectExt};
 /// The decision.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// No decision: another signer's request, decided already, or not decidable yet.
+    /// No decision: the request is for another signer, is already decided, or cannot be decided yet.
     Leave,
     /// Approve if the requester may `create` one of these subresources of requests. The subresources are tried in this
     /// order.

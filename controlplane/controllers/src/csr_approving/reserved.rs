@@ -2,8 +2,8 @@
 //! then accept the node as the API server or as a service.
 //!
 //! A node on the control plane's machine has the same address as the API server. If both run in one process, the node
-//! gets its certificate without a request. If they are two processes, the control plane's configuration has the node's
-//! name; otherwise an administrator must approve the request.
+//! gets its certificate without a request. If they are two processes, the control plane's configuration must have the
+//! node's name. Otherwise an administrator must approve the request.
 
 use std::net::IpAddr;
 

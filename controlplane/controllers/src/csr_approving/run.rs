@@ -26,7 +26,7 @@ const MAX_WAITING: usize = 10;
 /// A stolen node can create very many requests and change its addresses often. So the reconcile of the node finds the
 /// requests: a handler of the cache would delay all readers of the nodes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
-    // A controller listens only once.
+    // This function is called once for each controller.
     let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -118,7 +118,7 @@ async fn approve_if_allowed(
         let message = format!("Auto approving {own} client certificate after SubjectAccessReview.");
         return decide(context, request, "Approved", "AutoApproved", &message).await;
     }
-    tracing::debug!(request = %request.key(), "the author has no permission for the requested certificate");
+    tracing::debug!(request = %request.key(), "the requester has no permission for the certificate");
     Ok(())
 }
 
@@ -255,7 +255,7 @@ mod tests {
             put_request(&api, &format!("r{number}"), "b", 0);
         }
         let next = reconcile(&api.context, &OwnQueue::new(), Key::new("", "a")).await;
-        assert!(matches!(next, Ok(Next::Rest(_))));
+        assert!(matches!(next, Ok(Next::Pause(_))));
     }
 
     #[tokio::test]

@@ -118,7 +118,7 @@ impl World {
     }
 
     /// Runs until nothing changes any more. Calls `check` after each step.
-    fn settle(&mut self, mut check: impl FnMut(&Self)) {
+    fn run_until_stable(&mut self, mut check: impl FnMut(&Self)) {
         for _ in 0..500 {
             self.now += SignedDuration::from_secs(1);
             let plan = self.decide();
@@ -165,7 +165,7 @@ fn a_new_deployment_makes_its_set_at_full_size_and_completes() {
     assert_eq!(new.annotations.get(REVISION).map(String::as_str), Some("1"));
     assert_eq!(new.annotations.get(super::revision::MAX_REPLICAS).map(String::as_str), Some("4"));
     assert!(!new.annotations.contains_key("kubectl.kubernetes.io/last-applied-configuration"));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     let status = &world.deployment.status;
     assert_eq!(
         (status.replicas, status.updated_replicas, status.available_replicas),
@@ -179,7 +179,7 @@ fn a_new_deployment_makes_its_set_at_full_size_and_completes() {
 #[test]
 fn a_change_of_max_surge_alone_writes_to_no_set() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 2, "maxUnavailable": 1}});
     world.deployment.spec.strategy = serde_json::from_value(strategy).unwrap();
     assert!(world.decide().update.is_empty());
@@ -188,7 +188,7 @@ fn a_change_of_max_surge_alone_writes_to_no_set() {
     world.deployment.spec.paused = None;
     // The next change of the size also writes the annotation.
     world.scale_to(4);
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     assert_eq!(world.sets[0].annotation(super::revision::MAX_REPLICAS), Some("6"));
 }
 
@@ -202,10 +202,10 @@ fn a_rolling_update_never_leaves_its_bounds() {
     ] {
         let strategy = json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}});
         let mut world = World::new(json!({"replicas": replicas, "strategy": strategy}));
-        world.settle(|_| {});
+        world.run_until_stable(|_| {});
         world.roll_to("v2");
         let bounds = Bounds::of(&world.deployment);
-        world.settle(|world| {
+        world.run_until_stable(|world| {
             let total: i32 = world.sizes().iter().sum();
             let available: i32 = world.sets.iter().filter_map(|set| set.status.available_replicas).sum();
             assert!(total <= bounds.most(), "{total} pods of at most {}", bounds.most());
@@ -219,11 +219,11 @@ fn a_rolling_update_never_leaves_its_bounds() {
 #[test]
 fn a_rollback_reuses_the_old_set_under_a_new_revision() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.roll_to("v2");
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.roll_to("v1");
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     assert_eq!(world.sizes(), [3, 0]);
     assert_eq!(revision(&world.sets[0]), 3);
     assert_eq!(world.sets[0].annotation(REVISION_HISTORY), Some("1"));
@@ -233,9 +233,9 @@ fn a_rollback_reuses_the_old_set_under_a_new_revision() {
 #[test]
 fn recreate_waits_for_the_end_of_the_last_old_pod() {
     let mut world = World::new(json!({"strategy": {"type": "Recreate"}}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.roll_to("v2");
-    world.settle(|world| {
+    world.run_until_stable(|world| {
         let pods: Vec<i32> = world.sets.iter().map(|set| set.status.replicas).collect();
         assert!(pods[0] == 0 || world.sets.len() == 1, "{pods:?}");
     });
@@ -246,7 +246,7 @@ fn recreate_waits_for_the_end_of_the_last_old_pod() {
 fn a_change_of_size_in_mid_update_is_shared_in_proportion() {
     let strategy = json!({"rollingUpdate": {"maxSurge": 3, "maxUnavailable": 2}});
     let mut world = World::new(json!({"replicas": 10, "strategy": strategy}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.roll_to("v2");
     // The new set grows to 5 pods that never become ready; the old one stays at 8.
     for _ in 0..3 {
@@ -268,15 +268,15 @@ fn a_change_of_size_in_mid_update_is_shared_in_proportion() {
 #[test]
 fn a_paused_deployment_scales_but_does_not_roll() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.deployment.spec.paused = Some(true);
     world.roll_to("v2");
     world.scale_to(5);
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     assert_eq!(world.sizes(), [5]);
     assert_eq!(world.reason("Progressing"), "DeploymentPaused");
     world.deployment.spec.paused = None;
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     assert_eq!(world.sizes(), [0, 5]);
     assert_eq!(world.reason("Progressing"), "NewReplicaSetAvailable");
 }
@@ -286,7 +286,7 @@ fn old_sets_beyond_the_limit_go_when_the_rollout_is_over() {
     let mut world = World::new(json!({"revisionHistoryLimit": 1}));
     for image in ["v1", "v2", "v3", "v4"] {
         world.roll_to(image);
-        world.settle(|_| {});
+        world.run_until_stable(|_| {});
     }
     let revisions: Vec<i64> = world.sets.iter().map(revision).collect();
     assert_eq!(revisions, [3, 4]);
@@ -314,7 +314,7 @@ fn a_rollout_without_progress_misses_its_deadline() {
 #[test]
 fn matching_orphans_are_adopted_and_other_sets_are_released() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.sets[0].metadata.owner_references = None;
     assert_eq!(world.decide().adopt.len(), 1);
     world.sets[0].metadata.owner_references = Some(vec![world.deployment.controller_reference()]);
@@ -325,7 +325,7 @@ fn matching_orphans_are_adopted_and_other_sets_are_released() {
 #[test]
 fn a_complete_deployment_needs_no_action() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     let plan = world.decide();
     assert!(
         plan.create.is_none() && plan.update.is_empty() && plan.status.is_none() && plan.revision.is_none()
@@ -335,9 +335,9 @@ fn a_complete_deployment_needs_no_action() {
 #[test]
 fn pods_that_are_being_deleted_are_summed_if_every_set_counts_them() {
     let mut world = World::new(json!({}));
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     world.roll_to("v2");
-    world.settle(|_| {});
+    world.run_until_stable(|_| {});
     let status = |world: &World| world.decide().status.map(|status| status.terminating_replicas);
     assert_eq!(world.deployment.status.terminating_replicas, None);
     world.sets[0].status.terminating_replicas = Some(2);

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use crate::object::{ObjectExt, Pod, PodDisruptionBudget};
 
-/// After this time an evicted pod that was not deleted counts as not evicted. Upstream has the same value.
+/// Time after which an evicted pod that was not deleted counts as not evicted, as upstream.
 const DELETION_TIMEOUT: SignedDuration = SignedDuration::from_secs(120);
 const CONDITION: &str = "DisruptionAllowed";
 

@@ -8,7 +8,7 @@ use k8s_openapi::api::discovery::v1::{
 
 use super::pack::{Group, SliceKey};
 use super::topology::is_automatic;
-use crate::endpoints::left_out::LeftOut;
+use crate::endpoints::omitted_pods::OmittedPods;
 use crate::endpoints::plan::{has_room, is_reachable, ports, reference_to, selects};
 use crate::endpoints::port_lists::PortLists;
 use crate::object::{ObjectExt, Pod, Service};
@@ -16,7 +16,7 @@ use crate::object::{ObjectExt, Pod, Service};
 /// The desired slices of a service.
 pub(crate) struct DesiredSlices {
     pub(crate) groups: Vec<Group>,
-    pub(crate) left_out: LeftOut,
+    pub(crate) omitted: OmittedPods,
 }
 
 /// Plans the groups. `zone_of` returns the zone of a node. An address family of the service without endpoints has an
@@ -27,7 +27,7 @@ pub(crate) fn desired(
     zone_of: impl Fn(&str) -> Option<String>,
 ) -> DesiredSlices {
     let mut all: Vec<Group> = Vec::new();
-    let mut left_out = LeftOut::default();
+    let mut omitted = OmittedPods::default();
     for address_type in families(service) {
         let before = all.len();
         let (mut port_count, mut lists) = (0, PortLists::default());
@@ -38,7 +38,7 @@ pub(crate) fn desired(
             let list = lists.of_slice(&slice_key.ports);
             match lists.find(&list, |place| all[place].slice_key == slice_key) {
                 Some(place) => all[place].endpoints.push(endpoint),
-                None if !has_room(port_count, slice_key.ports.len()) => left_out.add(pod),
+                None if !has_room(port_count, slice_key.ports.len()) => omitted.add(pod),
                 None => {
                     port_count += slice_key.ports.len();
                     lists.add(list, all.len());
@@ -51,7 +51,7 @@ pub(crate) fn desired(
             all.push(Group { slice_key, endpoints: Vec::new() });
         }
     }
-    DesiredSlices { groups: all, left_out }
+    DesiredSlices { groups: all, omitted }
 }
 
 /// The IP families of a service. A service of an earlier version has no `ipFamilies`. It has the family of its cluster
@@ -199,11 +199,11 @@ mod tests {
             pod(name, move |pod| pod["spec"]["containers"][0]["ports"][0]["containerPort"] = port.into())
         };
         let pods = [at("1", 1), at("2", 2), at("3", 3), at("4", 1)];
-        let DesiredSlices { groups: all, left_out } = desired(&service(spec), &pods, |_| None);
+        let DesiredSlices { groups: all, omitted } = desired(&service(spec), &pods, |_| None);
         let shown: Vec<_> =
             all.iter().map(|group| (group.slice_key.address_type, group.endpoints.len())).collect();
         assert_eq!(shown, [("IPv4", 2), ("IPv4", 1), ("IPv6", 2), ("IPv6", 1)]);
-        let reported = left_out.event().map(|event| event.message).unwrap_or_default();
+        let reported = omitted.event().map(|event| event.message).unwrap_or_default();
         assert!(reported.contains(": 1 (3). "), "one pod, although it has two families: {reported}");
     }
 

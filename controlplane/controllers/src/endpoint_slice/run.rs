@@ -88,8 +88,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
     let pods = selected(context, &service);
-    let plan::DesiredSlices { mut groups, left_out } = plan::desired(&service, &pods, zone_of);
-    if let Some(event) = left_out.event() {
+    let plan::DesiredSlices { mut groups, omitted } = plan::desired(&service, &pods, zone_of);
+    if let Some(event) = omitted.event() {
         context.record(&*service, COMPONENT, event);
     }
     if topology::is_automatic(&service) {

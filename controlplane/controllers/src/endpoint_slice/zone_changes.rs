@@ -22,7 +22,7 @@ const STEP: usize = 8;
 pub(super) struct ZoneChanges {
     queue: Arc<Queue<Key>>,
     slices: Arc<Cache<EndpointSlice>>,
-    /// Weak, because a handler of this cache owns this value.
+    /// The cache of nodes. The reference is weak, because a handler of this cache owns this value.
     nodes: Weak<Cache<Node>>,
     waiting: Mutex<Waiting>,
 }

@@ -1,4 +1,5 @@
-//! Batches the changes of pods that very many services select. Each change of such a pod rewrites all of their endpoints.
+//! Batches the changes of pods that very many services select. Each change of such a pod rewrites all of their
+//! endpoints.
 
 use std::time::Duration;
 
@@ -31,9 +32,9 @@ pub(crate) fn pause(endpoints: usize, service: &Service, sharing: usize) -> Next
     let own = pause_after_endpoints(endpoints, service.spec.ports.as_ref().map_or(0, Vec::len));
     match (own, period(sharing).map(|period| period / 2)) {
         (own, None) => own,
-        (Next::Rest(own), Some(shared)) => Next::Rest(own.max(shared)),
+        (Next::Pause(own), Some(shared)) => Next::Pause(own.max(shared)),
         (Next::NotBefore(own), Some(shared)) => Next::NotBefore(own.max(shared)),
-        (Next::Wait | Next::After(_), Some(shared)) => Next::Rest(shared),
+        (Next::Wait | Next::After(_), Some(shared)) => Next::Pause(shared),
     }
 }
 
@@ -50,8 +51,8 @@ mod tests {
             (delay(0, 20), delay(10, 20)),
             (Some(Duration::from_millis(100)), Some(Duration::from_millis(150)))
         );
-        assert!(matches!(pause(99, &service, 20), Next::Rest(rest) if rest.as_millis() == 100));
-        assert!(matches!(pause(500, &service, 20), Next::Rest(rest) if rest.as_millis() == 500));
+        assert!(matches!(pause(99, &service, 20), Next::Pause(delay) if delay.as_millis() == 100));
+        assert!(matches!(pause(500, &service, 20), Next::Pause(delay) if delay.as_millis() == 500));
         let last = delay(49_999, 50_000);
         assert!(last.is_some_and(|last| (19..=20).contains(&last.as_secs())), "{last:?}");
     }

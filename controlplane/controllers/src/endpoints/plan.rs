@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::left_out::{LeftOut, PORTS_MAX};
+use super::omitted_pods::{OmittedPods, PORTS_MAX};
 use super::port_lists::PortLists;
 use crate::object::{ObjectExt, Pod, Service};
 
@@ -54,14 +54,14 @@ pub(crate) fn has_room(known: usize, added: usize) -> bool {
 pub(crate) struct DesiredEndpoints {
     /// One subset for all pods with the same ports.
     pub(crate) subsets: Vec<EndpointSubset>,
-    pub(crate) left_out: LeftOut,
+    pub(crate) omitted: OmittedPods,
 }
 
 /// Plans the endpoints. Pods for whose ports there is no room are left out.
 pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
-    let (mut port_count, mut left_out, mut lists) = (0, LeftOut::default(), PortLists::default());
+    let (mut port_count, mut omitted, mut lists) = (0, OmittedPods::default(), PortLists::default());
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
         let Some(ip) = pod_ip(pod, is_ipv6(service)) else { continue };
         if pod.is_being_deleted() && !publish {
@@ -73,7 +73,7 @@ pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints 
         let place = match lists.find(&list, is_equal) {
             Some(place) => place,
             None if !has_room(port_count, ports.len()) => {
-                left_out.add(pod);
+                omitted.add(pod);
                 continue;
             }
             None => {
@@ -98,7 +98,7 @@ pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints 
     // Pods without any of the service's ports are not endpoints, unless the service has no ports.
     let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
     subsets.retain(|subset| subset.ports.is_some() || portless);
-    DesiredEndpoints { subsets, left_out }
+    DesiredEndpoints { subsets, omitted }
 }
 
 /// Removes addresses beyond the maximum, unready addresses first. Each subset keeps its share, rounded up. Returns
@@ -310,13 +310,13 @@ mod tests {
             pod("3", "10.0.0.3", 3),
             pod("4", "10.0.0.4", 1),
         ];
-        let DesiredEndpoints { subsets: all, left_out } = desired(&service, &pods);
+        let DesiredEndpoints { subsets: all, omitted } = desired(&service, &pods);
         let counts: Vec<_> =
             all.iter().map(|subset| subset.not_ready_addresses.as_ref().map_or(0, Vec::len)).collect();
         assert_eq!(counts, [2, 1], "the third list of ports has no room");
-        let reported = left_out.event().map(|event| event.message).unwrap_or_default();
+        let reported = omitted.event().map(|event| event.message).unwrap_or_default();
         assert!(reported.contains(": 1 (3). "), "{reported}");
-        assert!(desired(&service, &pods[..2]).left_out.is_empty());
+        assert!(desired(&service, &pods[..2]).omitted.is_empty());
         assert!(has_room(0, 2 * PORTS_MAX), "one list is not limited");
     }
 

@@ -91,8 +91,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     let pods = selected(context, &service);
-    let plan::DesiredEndpoints { mut subsets, left_out } = plan::desired(&service, &pods);
-    let is_truncated = plan::truncate(&mut subsets) || !left_out.is_empty();
+    let plan::DesiredEndpoints { mut subsets, omitted } = plan::desired(&service, &pods);
+    let is_truncated = plan::truncate(&mut subsets) || !omitted.is_empty();
     let count = subsets.iter().map(count_addresses).sum();
     let labels = labels(&service);
     match known {

@@ -18,8 +18,8 @@ const MAX_TEXT: usize = 1024;
 #[derive(Debug, Default)]
 pub(crate) struct AbsentOwners(VecDeque<Reference>);
 
-/// A reference with the namespace in which its owner was looked up. All fields count: a reference with a wrong name must
-/// not hide an owner that exists.
+/// A reference with the namespace in which its owner was looked up. All fields count: a reference with a wrong name
+/// must not hide an owner that exists.
 #[derive(Debug, PartialEq, Eq)]
 struct Reference {
     namespace: Box<str>,

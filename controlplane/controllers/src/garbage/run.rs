@@ -43,7 +43,7 @@ pub(crate) struct Collector {
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
     absent_owners: Mutex<AbsentOwners>,
-    /// Notified when the served kinds may have changed.
+    /// Notification that the served kinds may have changed.
     kinds_changed: Notify,
     /// Whether the graph has the objects of all kinds of the core group. Their first list fails while the API server
     /// cannot decrypt them.
@@ -654,7 +654,7 @@ mod tests {
             collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
         }
         let next = collector.attempt(&context, "owner".to_owned()).await.unwrap();
-        assert!(matches!(next, Next::Rest(_)), "each deletion of a dependent would start an attempt");
+        assert!(matches!(next, Next::Pause(_)), "each deletion of a dependent would start an attempt");
     }
 
     #[tokio::test]

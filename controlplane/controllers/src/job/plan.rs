@@ -17,7 +17,8 @@ use crate::replica_set::sort_for_deletion;
 /// Maximum number of pods that one reconcile creates or deletes. Source: `MaxPodCreateDeletePerSync` of upstream's job
 /// controller.
 const BURST: usize = 500;
-/// Minimum time between reconciles that change [`BURST`] pods. Source: `syncJobBatchPeriod` of upstream's job controller.
+/// Minimum time between reconciles that change [`BURST`] pods. Source: `syncJobBatchPeriod` of upstream's job
+/// controller.
 const BATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Back-off after the first failed pod. It doubles with each further failure, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(10);
@@ -58,7 +59,7 @@ pub(crate) struct IndexFailures {
 impl Change {
     /// Time after the change before the next reconcile of the job, in proportion to the changed pods. `None` if no pods
     /// change. This limits the rate at which a job with a very large parallelism creates pods.
-    pub(crate) fn rest(&self) -> Option<Duration> {
+    pub(crate) fn pause(&self) -> Option<Duration> {
         let pods = match self {
             Self::Nothing | Self::Wait(_) => 0,
             Self::Create(pods) => pods.len(),

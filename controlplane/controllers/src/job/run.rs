@@ -110,7 +110,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
         // The adoption causes the next reconcile, which counts these pods.
         return Ok(Next::Wait);
     }
-    let (mut wait, mut rest) = (None, None);
+    let (mut wait, mut pause) = (None, None);
     let mut outcome = Ok(());
     let mut decided = None;
     if !job.finished() {
@@ -119,7 +119,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
         context.job_failures.keep(job, &observed.failures);
         decided.clone_from(&observed.verdict);
         let change = plan::plan(&observed);
-        rest = change.rest();
+        pause = change.pause();
         if decided.is_none() {
             *action = action_of(&change);
         }
@@ -127,7 +127,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
             Change::Nothing => {}
             Change::Wait(time) => wait = Some(time),
             Change::Create(pods) => match create(&control, &pods).await {
-                Ok(throttled) => rest = throttled.or(rest),
+                Ok(throttled) => pause = throttled.or(pause),
                 Err(error) => outcome = Err(error),
             },
             Change::Delete(pods) => outcome = delete(&control, &pods).await,
@@ -140,7 +140,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
     let again = apply(&control, update).await?;
     outcome?;
     let next: Option<Duration> = wait.into_iter().chain(again).min();
-    Ok(rest.map(Next::NotBefore).or(next.map(Next::After)).unwrap_or(Next::Wait))
+    Ok(pause.map(Next::NotBefore).or(next.map(Next::After)).unwrap_or(Next::Wait))
 }
 
 /// The name of the change for the metrics.

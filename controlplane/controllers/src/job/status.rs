@@ -72,8 +72,8 @@ pub(crate) fn update(observed: &ObservedJob<'_>) -> Update {
     update
 }
 
-/// If a listed pod has lost its finalizer, moves its uid into the counters. Adds the uids of newly finished pods.
-/// Returns the lists of uncounted pods.
+/// Counts finished pods. If a listed pod has lost its finalizer, the function moves its uid into the counters. Adds the
+/// uids of newly finished pods. Returns the lists of uncounted pods.
 fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminatedPods {
     let job = observed.job;
     let tracked: HashSet<&str> =

@@ -65,8 +65,8 @@ impl<'a> ObservedJob<'a> {
         observed
     }
 
-    /// The state with the verdict `decided`, which was made before pods were deleted. The deletion must not change a
-    /// verdict.
+    /// The state with the verdict `decided`. The verdict was made before pods were deleted, and the deletion must not
+    /// change it.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
         self

@@ -81,7 +81,7 @@ async fn recorded_since(context: &Context, period: Duration) -> Result<Option<Ti
     let map = context.writer(&context.caches.root_cas).live(&key).await?;
     let since = map.and_then(|map| after_day(map.data?.get("since")?, period));
     if since.is_none() {
-        tracing::warn!(config_map = %key, "unused tokens of service accounts stay: the day since which uses are recorded is unknown");
+        tracing::warn!(config_map = %key, "cannot clean up unused tokens: the first day of the recorded uses is unknown");
     }
     Ok(since)
 }

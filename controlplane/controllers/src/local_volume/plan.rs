@@ -10,7 +10,7 @@ use crate::object::{Claim, Node, ObjectExt, PersistentVolume, StorageClass};
 /// The action for a claim.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Provision {
-    /// The claim needs no volume from this provisioner now.
+    /// The claim does not need a volume from this provisioner now.
     Nothing,
     /// Creates this PersistentVolume.
     Create(Box<Value>),

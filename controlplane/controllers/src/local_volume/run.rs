@@ -101,7 +101,8 @@ async fn provision(context: &Context, claim: &Claim) -> Result<(), Error> {
     }
 }
 
-/// Sets the size of a volume and its claim to the requested size. Admission has checked that the class allows expansion.
+/// Sets the size of a volume and its claim to the requested size. Admission has checked that the class allows
+/// expansion.
 async fn expand(context: &Context, claim: &Claim, volume: &PersistentVolume) -> Result<(), Error> {
     let Some(size) = plan::expansion(claim, volume) else { return Ok(()) };
     let node = plan::node_of(volume).and_then(|node| context.caches.nodes.get(&Key::new("", node)));

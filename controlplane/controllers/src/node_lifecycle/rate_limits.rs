@@ -51,7 +51,8 @@ mod tests {
     const FAST: Option<Duration> = Some(Duration::from_secs(10));
     const SLOW: Option<Duration> = Some(Duration::from_secs(100));
 
-    /// Seconds until the next node may be tainted. `changes` has the time of each change in seconds, and the new interval.
+    /// Seconds until the next node may be tainted. `changes` has the time of each change in seconds, and the new
+    /// interval.
     fn remaining(changes: &[(u64, Option<Duration>)], taken_at: Option<u64>, at: u64) -> Option<u64> {
         let zero = Instant::now();
         let time = |second: u64| zero + Duration::from_secs(second);

@@ -13,7 +13,7 @@ use crate::object::Node;
 pub(crate) enum State {
     /// Most nodes are ready.
     Normal,
-    /// So many nodes are lost that their failures probably have a common cause.
+    /// The share of lost nodes is high, so their failures probably have a common cause.
     Partial,
     /// No node is ready.
     Full,

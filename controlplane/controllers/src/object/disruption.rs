@@ -26,7 +26,7 @@ pub(crate) struct PodDisruptionBudget {
 pub(crate) struct PodDisruptionBudgetSpec {
     pub(crate) min_available: Option<IntOrString>,
     pub(crate) max_unavailable: Option<IntOrString>,
-    /// `None` selects no pods; an empty selector selects all pods of the namespace.
+    /// The selector of pods. `None` selects no pods; an empty selector selects all pods of the namespace.
     pub(crate) selector: Option<LabelSelector>,
 }
 

@@ -6,10 +6,11 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerBehavior};
 
-/// Without a behavior the replicas can grow to this number, or to twice the current number if that is more.
+/// Replicas to which a target without a behavior can always grow. If twice the current number is more, that number is
+/// the limit.
 const MIN_SCALE_UP_LIMIT: i32 = 4;
-/// Maximum number of stored recommendations of different numbers of replicas, and of scale events. The longest window is one
-/// hour, by default with one entry every 15 seconds.
+/// Maximum number of stored recommendations of different numbers of replicas, and of scale events. The longest window
+/// is one hour, by default with one entry every 15 seconds.
 const MAX_HISTORY: usize = 300;
 
 /// Recent recommendations and scale events of one autoscaler.

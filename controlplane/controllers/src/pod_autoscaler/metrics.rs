@@ -56,7 +56,7 @@ struct List<T> {
 struct PodMetrics {
     metadata: ObjectMeta,
     timestamp: Timestamp,
-    /// In the format of Go durations.
+    /// Window of the measurement, as a Go duration.
     window: String,
     containers: Option<Vec<ContainerMetrics>>,
 }
@@ -71,7 +71,7 @@ struct ContainerMetrics {
 #[serde(rename_all = "camelCase")]
 struct MetricValue {
     described_object: CrossVersionObjectReference,
-    /// Null for the zero time of Go.
+    /// Time of the value. `None` for the zero time of Go, which is null in JSON.
     timestamp: Option<Timestamp>,
     /// The version v1beta1 has the name `window` for this field.
     #[serde(alias = "window")]

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::behavior::{History, Normalized, Range};
 use super::condition::Conditions;
 use super::metrics::Measured;
-use super::replicas::{Proposal, Target, Tolerance, Wanted, by_average, by_pods, by_value};
+use super::replicas::{Proposal, Target, TargetUsage, Tolerance, by_average, by_pods, by_value};
 use crate::config::AutoscalerOptions;
 use crate::object::{HorizontalPodAutoscaler, Pod};
 
@@ -217,7 +217,7 @@ fn evaluate(
             other => Err(format!("unable to get metric {metric}: {}", cause(other))),
         };
         let wanted = source.target.average_value.as_ref().map_or(0, millis_of);
-        let proposal = values.and_then(|values| by_pods(target, Wanted::Mean(wanted), values, false));
+        let proposal = values.and_then(|values| by_pods(target, TargetUsage::Mean(wanted), values, false));
         let proposal = proposal.map_err(failed)?;
         let current = json!({"averageValue": quantity(proposal.usage, false)});
         let status = json!({"type": "Pods", "pods": {"metric": source.metric, "current": current}});
@@ -291,8 +291,8 @@ fn by_resource(
 ) -> Result<(Proposal, Value), String> {
     let what = if wanted.average_value.is_some() { "usage" } else { "utilization" };
     let compared = match (&wanted.average_value, wanted.average_utilization) {
-        (Some(mean), _) => Wanted::Mean(millis_of(mean)),
-        (None, Some(percent)) => Wanted::Utilization { percent, resource, container },
+        (Some(mean), _) => TargetUsage::Mean(millis_of(mean)),
+        (None, Some(percent)) => TargetUsage::Utilization { percent, resource, container },
         (None, None) => {
             let missing = "neither an average utilization target nor an average value (usage) target was set";
             return Err(format!("invalid resource metric source: {missing}"));

@@ -48,7 +48,7 @@ pub(super) struct Proposal {
 
 /// The target value of the pods' usage.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Wanted<'a> {
+pub(super) enum TargetUsage<'a> {
     /// A mean in thousandths.
     Mean(i64),
     /// A percentage of the requests of all containers, or of one container.
@@ -58,7 +58,7 @@ pub(super) enum Wanted<'a> {
 /// Proposes replicas from a metric with a value for each pod. If `is_cpu`, the usage of starting pods is ignored.
 pub(super) fn by_pods(
     target: Target<'_>,
-    wanted: Wanted<'_>,
+    wanted: TargetUsage<'_>,
     mut values: PodValues,
     is_cpu: bool,
 ) -> Result<Proposal, String> {
@@ -72,8 +72,8 @@ pub(super) fn by_pods(
         return Err("did not receive metrics for targeted pods (pods might be unready)".to_owned());
     }
     let requests = match wanted {
-        Wanted::Mean(_) => HashMap::new(),
-        Wanted::Utilization { resource, container, .. } => {
+        TargetUsage::Mean(_) => HashMap::new(),
+        TargetUsage::Utilization { resource, container, .. } => {
             let of = |pod: &Arc<Pod>| Ok((pod.name().to_owned(), pod.request(resource, container)?));
             target.pods.iter().map(of).collect::<Result<_, String>>()?
         }
@@ -153,16 +153,16 @@ struct UsageRatio {
     utilization: Option<i32>,
 }
 
-impl Wanted<'_> {
+impl TargetUsage<'_> {
     /// Compares the usage of pods with the target.
     fn ratio(self, values: &PodValues, requests: &HashMap<String, i64>) -> Result<UsageRatio, String> {
         match self {
-            Wanted::Mean(wanted) => {
+            TargetUsage::Mean(wanted) => {
                 let sum: i128 = values.values().map(|value| i128::from(value.millis)).sum();
                 let mean = mean(sum, values.len());
                 Ok(UsageRatio { ratio: mean as f64 / wanted as f64, usage: mean, utilization: None })
             }
-            Wanted::Utilization { percent, .. } => {
+            TargetUsage::Utilization { percent, .. } => {
                 let known = values.iter().filter_map(|(pod, value)| Some((value.millis, requests.get(pod)?)));
                 let known: Vec<(i64, &i64)> = known.collect();
                 let used: i128 = known.iter().map(|(used, _)| i128::from(*used)).sum();
@@ -179,8 +179,8 @@ impl Wanted<'_> {
     /// The assumed usage of a pod without metrics when the target shrinks.
     fn full_usage(self, request: Option<&i64>) -> i64 {
         match self {
-            Wanted::Mean(wanted) => wanted,
-            Wanted::Utilization { percent, .. } => {
+            TargetUsage::Mean(wanted) => wanted,
+            TargetUsage::Utilization { percent, .. } => {
                 let request = i128::from(request.copied().unwrap_or_default());
                 i64::try_from(request * i128::from(percent.max(100)) / 100).unwrap_or(i64::MAX)
             }
@@ -232,8 +232,8 @@ mod tests {
         Target { replicas, observed: replicas, pods, tolerance, options, now: now() }
     }
 
-    fn at(percent: i32) -> Wanted<'static> {
-        Wanted::Utilization { percent, resource: "cpu", container: None }
+    fn at(percent: i32) -> TargetUsage<'static> {
+        TargetUsage::Utilization { percent, resource: "cpu", container: None }
     }
 
     fn proposed(pods: &[Arc<Pod>], replicas: i32, percent: i32, millis: &[i64]) -> i32 {
@@ -299,10 +299,10 @@ mod tests {
     #[test]
     fn a_container_without_request_has_no_utilization() {
         let pods = running(1);
-        let memory = Wanted::Utilization { percent: 50, resource: "memory", container: None };
+        let memory = TargetUsage::Utilization { percent: 50, resource: "memory", container: None };
         let error = by_pods(target(&pods, 1), memory, values(&[1]), false).unwrap_err();
         assert_eq!(error, "missing request for memory in container c of Pod p0");
-        let other = Wanted::Utilization { percent: 50, resource: "cpu", container: Some("x") };
+        let other = TargetUsage::Utilization { percent: 50, resource: "cpu", container: Some("x") };
         let error = by_pods(target(&pods, 1), other, values(&[1]), true).unwrap_err();
         assert_eq!(error, "container x not found in Pod p0");
     }

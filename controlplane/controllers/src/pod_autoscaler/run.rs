@@ -80,7 +80,7 @@ struct Reconcile<'a> {
 }
 
 /// The input of a decision by metrics.
-struct Gathered {
+struct DecisionInput {
     pods: Vec<Arc<Pod>>,
     /// The values of each metric, in the order of the spec.
     measured: Vec<Result<Measured, String>>,
@@ -131,7 +131,7 @@ async fn selected_pods(pods: Vec<Arc<Pod>>, selector: &LabelSelector) -> Vec<Arc
 /// The new status, without conditions.
 struct Outcome {
     current: i32,
-    /// `None` if metrics failed: the last desired replicas are kept.
+    /// The desired replicas. `None` if metrics failed: the last desired replicas are kept.
     desired: Option<i32>,
     metrics: Vec<Value>,
     rescaled: bool,
@@ -181,9 +181,9 @@ impl Reconcile<'_> {
     }
 
     async fn by_metrics(&self, current: i32, scale: &Scale, conditions: &mut Conditions) -> Decision {
-        let gathered = self.gather(scale, conditions).await;
-        let Gathered { pods, measured, took } = match gathered {
-            Ok(gathered) => gathered,
+        let input = self.read_input(scale, conditions).await;
+        let DecisionInput { pods, measured, took } = match input {
+            Ok(input) => input,
             Err(error) => {
                 let event = Event::warning("FailedComputeMetricsReplicas", error);
                 return Decision { events: vec![event], failed: true, ..Decision::default() };
@@ -219,7 +219,7 @@ impl Reconcile<'_> {
     }
 
     /// The target's pods and the values of all metrics.
-    async fn gather(&self, scale: &Scale, conditions: &mut Conditions) -> Result<Gathered, String> {
+    async fn read_input(&self, scale: &Scale, conditions: &mut Conditions) -> Result<DecisionInput, String> {
         let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
         if specs.len() > MAX_METRICS {
             let message = format!("the HPA has {} metrics, which is more than {MAX_METRICS}", specs.len());
@@ -239,7 +239,7 @@ impl Reconcile<'_> {
             measured.push(selected.read(spec).await);
             took.push(began.elapsed());
         }
-        Ok(Gathered { pods, measured, took })
+        Ok(DecisionInput { pods, measured, took })
     }
 
     fn selector(&self, text: &str, conditions: &mut Conditions) -> Result<LabelSelector, String> {
@@ -258,7 +258,7 @@ impl Reconcile<'_> {
         })
     }
 
-    /// Fails if another autoscaler controls one of the pods.
+    /// Checks that no other autoscaler controls one of the pods.
     fn check_overlap(
         &self,
         text: &str,
@@ -379,7 +379,7 @@ mod tests {
             let autoscaler = autoscaler("a", metrics);
             let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
             let mut conditions = Conditions::new(None, now);
-            let error = reconcile.gather(&Scale::default(), &mut conditions).await.err().unwrap();
+            let error = reconcile.read_input(&Scale::default(), &mut conditions).await.err().unwrap();
             assert_eq!(error.contains("metrics"), is_refused, "{error}");
         }
     }
@@ -452,8 +452,8 @@ mod tests {
         let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
         let mut scale = Scale::default();
         scale.status.get_or_insert_default().selector = Some("app=a".to_owned());
-        let gathered = reconcile.gather(&scale, &mut Conditions::new(None, now)).await;
-        let names: Vec<_> = gathered.unwrap().pods.iter().map(|pod| pod.key()).collect();
+        let input = reconcile.read_input(&scale, &mut Conditions::new(None, now)).await;
+        let names: Vec<_> = input.unwrap().pods.iter().map(|pod| pod.key()).collect();
         assert_eq!(names, [Key::new("n", "own")]);
     }
 

@@ -46,8 +46,8 @@ impl Group {
     }
 }
 
-/// The resource of a kind, from the discovery document of its version. As upstream, group and kind choose the resource: a
-/// reference with a version that is no longer served means another version of the group.
+/// The resource of a kind, from the discovery document of its version. As upstream, group and kind choose the resource:
+/// a reference with a version that is no longer served means another version of the group.
 pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
     if !is_group_version(version) {
         return Err(format!("unexpected GroupVersion string: {version}"));

@@ -12,7 +12,7 @@ use crate::object::{Key, Node, ObjectExt, Pod};
 #[derive(Debug)]
 pub(crate) struct Finished {
     max: usize,
-    /// By time of creation.
+    /// The finished pods, sorted by time of creation.
     pods: BTreeSet<(Option<Time>, Key)>,
 }
 

@@ -35,7 +35,7 @@ fn key_of_all_lost() -> Key {
 /// A user can create very many pods on different nodes that do not exist. A reconcile of a node reads all pods. So the
 /// queue has the keys of such pods, not of their nodes, and the namespaces take turns.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
-    // A controller listens only once.
+    // This function is called once for each controller.
     let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {
@@ -223,7 +223,7 @@ mod tests {
         for number in 0..1000 {
             api.context.caches.pods.written(pod_on("known", &format!("p{number}"), "Running"));
         }
-        assert!(matches!(reconcile(&api.context, &own_queue, key).await, Ok(Next::Rest(_))));
+        assert!(matches!(reconcile(&api.context, &own_queue, key).await, Ok(Next::Pause(_))));
     }
 
     /// The keys that the queue has now or after the delay.

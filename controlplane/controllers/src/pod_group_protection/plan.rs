@@ -5,8 +5,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 /// The finalizer that protects a group while it has active pods.
 const FINALIZER: &str = "scheduling.k8s.io/podgroup-protection";
 
-/// The finalizers of a group without [`FINALIZER`]. `None` if the group is not being deleted, has active pods or does not
-/// have that finalizer.
+/// The finalizers of a group without [`FINALIZER`]. `None` if the group is not being deleted, has active pods or does
+/// not have that finalizer.
 pub(super) fn released(group: &ObjectMeta, has_members: bool) -> Option<Vec<&str>> {
     let held = group.finalizers.as_deref().unwrap_or_default();
     let is_due = group.deletion_timestamp.is_some() && !has_members;

@@ -73,7 +73,7 @@ struct Counts {
 
 #[derive(Clone, Debug, Default)]
 struct Histogram {
-    /// For each bound of [`BUCKETS`], the number of durations up to this bound.
+    /// Number of durations up to each bound of [`BUCKETS`].
     buckets: [u64; BUCKETS.len()],
     count: u64,
     sum: Duration,

@@ -16,8 +16,8 @@ use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
-/// Number of immediate failures at which the controller delays creations. For a set with more replicas, the limit is its
-/// number of replicas.
+/// Number of immediate failures at which the controller delays creations. For a set with more replicas, the limit is
+/// its number of replicas.
 const MIN_FAILURES: usize = 10;
 
 /// The input of the plan.
@@ -172,10 +172,10 @@ impl ReplicaCounts {
         /// Minimum number of pods that are not ready for a pause.
         const MANY: usize = 10;
         const PER_POD: Duration = Duration::from_millis(1);
-        const MAX_REST: Duration = Duration::from_millis(100);
+        const MAX_PAUSE: Duration = Duration::from_millis(100);
         let missing = self.replicas.saturating_sub(self.ready);
-        let rest = PER_POD.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX)).min(MAX_REST);
-        (missing >= MANY).then_some(rest)
+        let pause = PER_POD.saturating_mul(u32::try_from(missing).unwrap_or(u32::MAX)).min(MAX_PAUSE);
+        (missing >= MANY).then_some(pause)
     }
 }
 

@@ -119,7 +119,7 @@ fn next_within(delay: Option<Duration>, next: Next) -> Next {
     match (delay, next) {
         (None, next) => next,
         (Some(delay), Next::After(next)) => Next::After(next.min(delay)),
-        (Some(delay), Next::Wait | Next::Rest(_)) => Next::After(delay),
+        (Some(delay), Next::Wait | Next::Pause(_)) => Next::After(delay),
         (Some(_), Next::NotBefore(next)) => Next::NotBefore(next),
     }
 }
@@ -173,7 +173,7 @@ async fn write_status<K: Replicas>(
         ReplicaCounts::of_pods(set, &pods, now)
     };
     let status = plan::status(set, &counts, failure, now);
-    let mut rest = None;
+    let mut pause = None;
     if !plan::are_equal(&status, set.status()) {
         let mut status = json!(status);
         // A merge patch removes a field only if it sets the field to null.
@@ -186,11 +186,11 @@ async fn write_status<K: Replicas>(
         // generation that the status describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
-        rest = counts.pause();
+        pause = counts.pause();
     }
-    Ok(match (counts.next(), rest) {
+    Ok(match (counts.next(), pause) {
         (Some(next), _) => Next::After(next),
-        (None, Some(rest)) => Next::Rest(rest),
+        (None, Some(pause)) => Next::Pause(pause),
         (None, None) => Next::Wait,
     })
 }

@@ -24,8 +24,8 @@ pub(crate) enum Step {
     Create { template: String },
 }
 
-/// For each claim with a template: its name in the pod's spec, and its step. `owned` are candidates for the pod's
-/// generated claims.
+/// The steps of a pod's claims with templates. Each has the name of the claim in the pod's spec. `owned` are candidates
+/// for the pod's generated claims.
 pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> {
     if pod.is_being_deleted() || pod.finished() {
         return Vec::new();

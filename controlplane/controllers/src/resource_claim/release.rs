@@ -65,7 +65,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// The uids of the claim's pods that do not exist. The function asks the API server, because the cache may lack a new pod.
+/// The uids of the claim's pods that do not exist. The function asks the API server, because the cache may lack a new
+/// pod.
 async fn missing_pods(context: &Context, claim: &ResourceClaim) -> Result<HashSet<String>, Error> {
     let users = claim
         .status

@@ -17,9 +17,9 @@ const ONE: i128 = 1000;
 
 /// The way in which the objects of a kind count.
 pub(super) enum Counted {
-    /// By the rules of a built-in kind.
+    /// The rules of a built-in kind determine the usage.
     BuiltIn(&'static Arc<Resource>),
-    /// As a number of objects, under this name.
+    /// The number of objects is the usage. The text is the name of the resource.
     Number(String),
 }
 

@@ -25,8 +25,8 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of objects in a page of a list.
 const PAGE: u32 = 500;
 
-/// Queues new quotas, quotas with a changed spec, the quotas of deleted objects, and the quotas of pods that have ended
-/// or are over their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
+/// Queues new quotas, quotas with a changed spec, and the quotas of deleted objects. Also queues the quotas of pods
+/// that have ended or are over their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let caches = &context.caches;
     let own = queue.clone();

@@ -22,8 +22,8 @@ struct Entry {
 }
 
 impl PodBackoff {
-    /// The rest of the back-off. `None` if a failed pod of the node may be deleted now. A failure in the future is ignored:
-    /// the clock was set back.
+    /// The rest of the back-off. `None` if a failed pod of the node may be deleted now. A failure in the future is
+    /// ignored: the clock was set back.
     pub(crate) fn remaining(&self, set: &Key, node: &str, now: Timestamp) -> Option<Duration> {
         let entry = self.0.get(set)?.get(node).filter(|entry| entry.since <= now)?;
         crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)

@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use crate::cache::Cache;
 use crate::object::{ObjectExt, Pod, controller_of};
 
-/// If a pod fails within this time after its creation, its failure counts as immediate.
+/// Time after the creation of a pod during which its failure counts as immediate.
 pub(crate) const FAILURE_WINDOW: Duration = Duration::from_secs(60);
 /// Maximum number of recorded pods of a set.
 const MAX_PODS: usize = 16 << 10;

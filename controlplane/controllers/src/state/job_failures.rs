@@ -47,7 +47,7 @@ impl FailedPods {
         Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect_map() }
     }
 
-    /// These failed pods, together with newer failed pods.
+    /// Merges these failed pods with newer failed pods.
     pub(crate) fn and(&self, newer: &Self) -> Self {
         let mut ends: BTreeMap<&str, Timestamp> = BTreeMap::new();
         for (uid, end) in self.ends.iter().chain(&newer.ends) {

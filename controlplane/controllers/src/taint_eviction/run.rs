@@ -200,8 +200,8 @@ async fn reconcile_pod(context: &Context, pending: &Pending, key: Key) -> Result
 }
 
 /// Adds a pod to the pending evictions. Returns false if the pod or its node has changed since they were read, so that
-/// no eviction is pending. The handler of the cache may have removed the pod before it was added here, and another
-/// worker may have removed the pods of the node.
+/// no eviction is pending. The handler of the cache may have removed the pod before this call. Another worker may have
+/// removed the pods of the node.
 fn add(context: &Context, pending: &Pending, pod: &Pod, node: &Key) -> bool {
     let key = pod.key();
     pending.add(pod, node.clone());

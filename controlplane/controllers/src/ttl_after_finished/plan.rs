@@ -4,7 +4,8 @@ use jiff::Timestamp;
 
 use crate::object::{Job, ObjectExt};
 
-/// The time at which the job must be deleted. `None` if the job has no TTL, has not finished or is already being deleted.
+/// The time at which the job must be deleted. `None` if the job has no TTL, has not finished or is already being
+/// deleted.
 pub(super) fn due(job: &Job) -> Option<Timestamp> {
     let ttl = job.spec.ttl_seconds_after_finished?;
     if job.is_being_deleted() {

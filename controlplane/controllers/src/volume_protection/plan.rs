@@ -31,7 +31,7 @@ pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
 
 /// The names of the claims that a pod on a node uses. Nodes do not start pods whose claim is being deleted.
 ///
-/// A pod that is shut down does not use the claims that were created for it: with foreground deletion, the pod waits
+/// A pod that is shut down does not use the claims that were created for it. With foreground deletion, the pod waits
 /// for the deletion of these claims.
 pub(crate) fn used_by(pod: &Pod) -> impl Iterator<Item = String> {
     let is_placed = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
@@ -49,7 +49,7 @@ fn is_shut_down(pod: &Pod) -> bool {
     pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0)
 }
 
-/// Whether a changed pod may no longer use one of its claims: the pod was deleted, was replaced by another pod of its
+/// Whether a changed pod may no longer use one of its claims. The pod was deleted, was replaced by another pod of its
 /// name, or is shut down.
 pub(crate) fn frees_claims(old: &Pod, new: Option<&Pod>) -> bool {
     new.is_none_or(|new| new.uid() != old.uid() || (is_shut_down(new) && !is_shut_down(old)))

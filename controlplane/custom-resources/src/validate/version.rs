@@ -38,8 +38,8 @@ const ROOT_FIELDS: &[&str] = &[
     "x-kubernetes-validations",
 ];
 
-/// The fields that have the same value in all versions. As upstream, violations in such a field are reported once, at the
-/// path of the definition.
+/// The fields that have the same value in all versions. As upstream, violations in such a field are reported once, at
+/// the path of the definition.
 #[expect(clippy::struct_excessive_bools, reason = "each field is shared or not, independent of the others")]
 struct Shared {
     schema: bool,

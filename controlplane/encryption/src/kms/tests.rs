@@ -254,7 +254,8 @@ fn due_checks_do_not_wait_for_a_slow_one() {
     let before = behaviour.lock().unwrap().statuses;
     let slow = kms.shared.renewing.blocking_lock();
     (0..5).for_each(|_| kms.call(Call::Check(None)).unwrap());
-    // The thread handles messages in their order. So the checks have begun when the plugin has decrypted the other seed.
+    // The thread handles messages in their order. So the checks have begun when the plugin has decrypted the other
+    // seed.
     assert_eq!(kms.open(&sealed[kms.prefix().len()..], b"name").unwrap(), b"value");
     drop(slow);
     let (done, checked) = mpsc::channel();

@@ -46,11 +46,11 @@ pub struct Kind {
 /// The version in which the objects of a row are stored.
 #[derive(Clone, Copy)]
 pub struct StoredAs {
-    /// Its group.
+    /// API group of the stored version.
     pub group: &'static str,
-    /// Its version.
+    /// Name of the stored version.
     pub version: &'static str,
-    /// Its resource name.
+    /// Resource name in the stored version.
     pub plural: &'static str,
     /// Converts an object to the stored version. The caller sets apiVersion and kind.
     pub to_storage: RowConversion,

@@ -31,7 +31,7 @@ const NEEDED: [(&str, &str); 14] = [
 /// The versions that `--runtime-config` enables and disables. The default serves versions without `alpha` or `beta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// By key: `api/beta`, `group/version`, `group/version/resource`. The name of the core group is empty.
+    /// The entries by key: `api/beta`, `group/version`, `group/version/resource`. The name of the core group is empty.
     entries: BTreeMap<String, bool>,
 }
 
@@ -54,7 +54,7 @@ pub enum RuntimeConfigError {
     /// No built-in resource has the group, the version or the name.
     #[error("{0} is not a built-in API")]
     Unknown(String),
-    /// Only `api/all=false` is given.
+    /// The entry `api/all=false` is the only entry.
     #[error("api/all=false needs an entry that enables a version")]
     Nothing,
 }

@@ -1,5 +1,5 @@
-//! The hash of an OpenAPI document. It is computed from the inputs of the document, without a build of the document:
-//! clients read the hashes of all documents, but only few documents.
+//! The hash of an OpenAPI document. The hash is computed from the inputs of the document, without a build of the
+//! document. Clients read the hashes of all documents, but only few documents.
 
 use std::hash::{Hash, Hasher};
 use std::sync::LazyLock;

@@ -94,8 +94,8 @@ impl Document {
         self.add(&Operations::read(&text), set.iter().filter(|kind| !kind.is_built_in()));
     }
 
-    /// Adds the paths of kinds. Also adds the definitions that kinds contain themselves, unless the document already has
-    /// a definition with the same name.
+    /// Adds the paths of kinds. Also adds the definitions that kinds contain themselves, unless the document already
+    /// has a definition with the same name.
     fn add<'a>(&mut self, operations: &Operations<'_>, kinds: impl Iterator<Item = &'a Arc<Resource>>) {
         let typed = self.definitions.get(super::DELETE_OPTIONS);
         let typed: Option<Value> = typed.and_then(|text| serde_json::from_str(text.get()).ok());

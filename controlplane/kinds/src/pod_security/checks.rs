@@ -32,7 +32,7 @@ const fn row(id: &'static str, revisions: &'static [(u32, Check)]) -> Row {
     Row { id, revisions, replaces: "" }
 }
 
-/// Sorted by id, which is the order of the messages.
+/// The checks of the level `baseline`, sorted by id. The messages have this order.
 const BASELINE: &[Row] = &[
     row("appArmorProfile", &[(0, profile::app_armor)]),
     row("capabilities_baseline", &[(0, baseline::capabilities)]),

@@ -79,7 +79,7 @@ impl<'a> Reader<'a> {
 // === impl WireValue ===
 
 impl WireValue<'_> {
-    /// As a signed integer (two's complement, as proto's int32 and int64 are).
+    /// The value as a signed integer (two's complement, as proto's int32 and int64 are).
     pub(crate) fn int(self) -> Result<i64, WireError> {
         match self {
             WireValue::Varint(number) => Ok(number.cast_signed()),
@@ -89,7 +89,7 @@ impl WireValue<'_> {
         }
     }
 
-    /// As a floating-point number.
+    /// The value as a floating-point number.
     pub(crate) fn double(self) -> Result<f64, WireError> {
         match self {
             WireValue::Fixed64(bits) => Ok(f64::from_bits(bits)),

@@ -50,9 +50,9 @@ pub(super) fn is_counted(kind: &Resource) -> bool {
     kind.namespaced && kind.is_stored() && !is_event
 }
 
-/// The end of the grace period of a pod that is being deleted, as upstream computes it for quotas: one grace period
-/// after the deletion timestamp. Afterwards the pod counts only for `count/pods`, because its node may be lost. `None`
-/// for other pods, and for pods that have ended. Source: `QuotaV1Pod`.
+/// The end of the grace period of a pod that is being deleted. As upstream for quotas, it is one grace period after the
+/// deletion timestamp. Afterwards the pod counts only for `count/pods`, because its node may be lost. `None` for other
+/// pods, and for pods that have ended. Source: `QuotaV1Pod`.
 pub(super) fn grace_end(pod: &Value) -> Option<Timestamp> {
     if has_ended(pod) {
         return None;

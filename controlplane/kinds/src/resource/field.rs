@@ -20,9 +20,9 @@ pub struct SelectableField {
 /// The way to read the value of a selectable field, as text.
 #[derive(Clone, Debug)]
 pub enum FieldValue {
-    /// By a function of a built-in row.
+    /// A function of a built-in row reads the value.
     Function(fn(&Value) -> String),
-    /// By the field's name as a path: a text, boolean or integer. Empty if absent.
+    /// The name of the field is the path of the value: a text, boolean or integer. An absent value is empty.
     Path,
 }
 

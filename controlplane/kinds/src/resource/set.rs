@@ -17,13 +17,13 @@ type ByVersion = BTreeMap<(Box<str>, Box<str>), Vec<Arc<Resource>>>;
 /// An immutable set of resources.
 #[derive(Default)]
 pub struct Resources {
-    /// By group, version and plural.
+    /// Resources by group, version and plural.
     paths: Index,
-    /// By group, version and kind.
+    /// Resources by group, version and kind.
     kinds: Index,
     /// The stored versions, by group and plural.
     stored: ByGroupAndPlural<Arc<Resource>>,
-    /// By group and version: the core group first, and the versions of a group in the order of preference.
+    /// Group versions in order: the core group first, and the versions of a group in the order of preference.
     versions: Vec<Arc<GroupVersion>>,
     /// The versions in this set of each resource, by group and plural of its stored version, in the order of
     /// `versions`.
@@ -36,7 +36,7 @@ pub struct GroupVersion {
     pub group: Box<str>,
     /// Version.
     pub version: Box<str>,
-    /// Its resources, in the order of their names.
+    /// Resources of the group version, in the order of their names.
     pub resources: Vec<Arc<Resource>>,
     /// Hash of its OpenAPI v3 document.
     pub(crate) openapi_hash: OnceLock<String>,

@@ -86,8 +86,8 @@ fn affinity_term(term: &mut Value, labels: &Map<String, Value>, budget: &mut usi
     add_requirements(term, "mismatchLabelKeys", "NotIn", labels, budget);
 }
 
-/// For each key, adds a requirement to the selector if the pod has a label with this key. A term without a selector
-/// matches nothing and is not changed.
+/// Adds a requirement to the selector for each key that is a label of the pod. A term without a selector matches
+/// nothing and is not changed.
 fn add_requirements(
     term: &mut Value,
     field: &str,

@@ -296,7 +296,8 @@ fn is_stopped(job: &Value) -> bool {
         && job["status"]["active"].as_i64().unwrap_or(0) == 0
 }
 
-/// Copies the fields that may change in the template of a suspended job: where its pods run and what they request.
+/// Copies the fields that may change in the template of a suspended job: the scheduling fields and the resource
+/// requests.
 fn unfreeze(before: &mut Value, new: &Value) {
     fn copy(before: &mut Value, new: &Value, name: &str) {
         if let Some(map) = before.as_object_mut() {

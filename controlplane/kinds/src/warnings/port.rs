@@ -47,7 +47,7 @@ pub(super) fn ports(found: &mut Found, containers: &[(String, &Value)]) {
     duplicates.into_iter().for_each(|warning| found.add(warning));
 }
 
-/// How two definitions of one port and protocol conflict.
+/// The conflict between two definitions of one port and protocol. `None` if there is no conflict.
 fn conflict(one: &Value, other: &Value) -> Option<&'static str> {
     let ips = (text(&one["hostIP"]), text(&other["hostIP"]));
     let numbers = (host_port(one), host_port(other));

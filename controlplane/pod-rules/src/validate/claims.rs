@@ -1,5 +1,5 @@
-//! Resource claims of a pod and of its containers. Sources: `validatePodResourceClaims` and `validateResourceClaimNames` of
-//! `pkg/apis/core/validation`.
+//! Resource claims of a pod and of its containers. Sources: `validatePodResourceClaims` and
+//! `validateResourceClaimNames` of `pkg/apis/core/validation`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -1,6 +1,6 @@
 //! Windows: options of security contexts, host processes, and fields that pods of one operating system cannot have.
-//! Sources: `validateWindowsSecurityContextOptions`, `validateWindowsHostProcessPod`, `validateLinux` and `validateWindows`
-//! of `pkg/apis/core/validation`.
+//! Sources: `validateWindowsSecurityContextOptions`, `validateWindowsHostProcessPod`, `validateLinux` and
+//! `validateWindows` of `pkg/apis/core/validation`.
 
 use serde_json::Value;
 

@@ -150,7 +150,8 @@ impl Plugins {
         Ok(())
     }
 
-    /// Refuses changes that have no effect in this scheduler. For example, a PreFilter cannot be disabled without its filter.
+    /// Refuses changes that have no effect in this scheduler. For example, a PreFilter cannot be disabled without its
+    /// filter.
     fn check_others(&self) -> Result<(), String> {
         let sets = [
             ("queueSort", &self.queue_sort),

@@ -19,7 +19,7 @@ struct Policy {
     hard_pod_affinity_symmetric_weight: Option<i64>,
     #[serde(default)]
     extenders: Vec<FileExtender>,
-    /// This field has no effect: the scheduler always reports all reasons of a filter.
+    /// The field `alwaysCheckAllPredicates`, which has no effect: the scheduler always reports all reasons of a filter.
     #[serde(rename = "alwaysCheckAllPredicates")]
     _check_all: Option<bool>,
 }

@@ -7,8 +7,8 @@ use super::Devices;
 use super::allocate::Work;
 
 impl Devices {
-    /// Starts an attempt for this number of pods in a cluster with this number of nodes. Its searches share one limit until
-    /// [`Self::end_attempt`].
+    /// Starts an attempt for this number of pods in a cluster with this number of nodes. Its searches share one limit
+    /// until [`Self::end_attempt`].
     pub(crate) fn start_attempt(&self, pods: usize, nodes: usize) {
         let mut state = self.lock();
         // The limit for one pod does not depend on the devices.

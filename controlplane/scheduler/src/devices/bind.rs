@@ -259,8 +259,8 @@ async fn write_once(
     allocation: Option<&Value>,
 ) -> Result<Option<Claim>, Error> {
     if let (Some(_), Some(finalizers)) = (allocation, missing_finalizer(&claim)) {
-        // The finalizer is written before the allocation. Otherwise the deletion of the claim could release devices that
-        // the pod uses.
+        // The finalizer is written before the allocation. Otherwise the deletion of the claim could release devices
+        // that the pod uses.
         let patch = json!({"metadata": version(&claim, &[("finalizers", finalizers)])});
         claim = api.patch(claim.name(), &PatchParams::default(), &Patch::Merge(patch)).await?;
     }

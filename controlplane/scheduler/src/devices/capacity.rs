@@ -20,8 +20,8 @@ pub(super) struct Consumption<'a> {
 /// The amount that a request consumes of each capacity of a device, in the device's order. Empty for a device that one
 /// claim uses alone. `allocated` is the amount that allocated shares consume of a capacity, in thousandths.
 ///
-/// `None` in three cases: the device does not have the requested capacity, too little capacity is left, or the device's
-/// policy does not allow the amount.
+/// `None` if the device does not have the requested capacity, or has too little free capacity. Also `None` if the
+/// device's policy does not allow the amount.
 pub(super) fn consumed<'a>(
     device: &'a Device,
     exact: &Exact,

@@ -1,4 +1,5 @@
-//! Counters that the devices of a pool share. Source: `checkAvailableCounters` of `dynamic-resource-allocation/structured`.
+//! Counters that the devices of a pool share. Source: `checkAvailableCounters` of
+//! `dynamic-resource-allocation/structured`.
 
 use std::collections::HashMap;
 

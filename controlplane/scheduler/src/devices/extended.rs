@@ -59,7 +59,7 @@ struct ContainerRequests {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct NewClaim {
     pub(super) claim: Claim,
-    /// For each resource, the requests of the containers, as in the pod's status.
+    /// Requests of the containers by resource, as in the pod's status.
     pub(super) mappings: Vec<Arc<[Mapping]>>,
 }
 

@@ -56,7 +56,8 @@ impl Feed {
     }
 }
 
-/// While the API server does not serve the kind, yields [`Change::NotServed`] after each check. Then watches the kind.
+/// The changes of the groups. While the API server does not serve the kind, the stream yields [`Change::NotServed`]
+/// after each check. Then it watches the kind.
 fn changes(client: &Client) -> BoxStream<'static, Change> {
     let watch =
         stream::<PodGroup>(client, Config::control_plane()).map(|event| Change::Watched(Box::new(event)));

@@ -143,7 +143,7 @@ pub(crate) fn place(
         GangFit::Never => Verdict::refused(UNSCHEDULABLE),
         GangFit::Failed => Verdict::failed(failed_beside(&failure.unwrap_or_default())),
     };
-    let decisions = places.into_iter().map(|place| settle(place, fit, &verdict, snapshot)).collect();
+    let decisions = places.into_iter().map(|place| decision_for(place, fit, &verdict, snapshot)).collect();
     Outcome { decisions, helped_by, verdict, waits }
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn failed_beside(why: &str) -> String {
 }
 
 /// The decision for one pod, after all pods of the gang were tried. `verdict` is the result for the gang.
-fn settle(place: Placement, fit: GangFit, verdict: &Verdict, snapshot: &Snapshot) -> Decision {
+fn decision_for(place: Placement, fit: GangFit, verdict: &Verdict, snapshot: &Snapshot) -> Decision {
     let refuse = |message: &str, nominated| Decision::Refuse {
         message: message.to_owned(),
         nominated,

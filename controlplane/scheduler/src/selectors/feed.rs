@@ -114,8 +114,8 @@ where
 }
 
 impl Selectors {
-    /// Applies a change. While a kind is listed again, pods are scheduled with the former selectors: without them, the pods
-    /// of a workload would not be spread.
+    /// Applies a change. While a kind is listed again, pods are scheduled with the former selectors: without them, the
+    /// pods of a workload would not be spread.
     pub(crate) fn apply(&mut self, change: Change) {
         match change {
             Change::Begin(kind) => drop(self.listing.insert(kind, HashSet::new())),

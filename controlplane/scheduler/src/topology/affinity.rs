@@ -192,8 +192,8 @@ fn count<'a>(
     }
 }
 
-/// The values of the domains that the node is in. Only these domains are read: with a label such as
-/// `kubernetes.io/hostname`, each node has its own domain, so the cost of all domains for each node would be quadratic.
+/// The values of the domains that the node is in. Only these domains are read. With a label such as
+/// `kubernetes.io/hostname`, each node has its own domain. The cost of all domains for each node would be quadratic.
 fn of_node<'a, V>(domains: &'a HashMap<Domain, V>, node: Candidate<'_>) -> Vec<&'a V> {
     if domains.is_empty() {
         return Vec::new();

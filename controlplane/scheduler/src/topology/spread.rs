@@ -38,9 +38,9 @@ struct Required {
     constraint: Constraint,
     /// Numbers of pods by value of the node label, for every domain that has an eligible node.
     counts: HashMap<String, i64>,
-    /// For each count, the number of domains with this count.
+    /// Number of domains by their count of pods.
     domains: BTreeMap<i64, usize>,
-    /// 1 if the constraint selects the pod that has the constraint, otherwise 0.
+    /// Count of the pod itself: 1 if the constraint selects the pod that has the constraint, otherwise 0.
     own: i64,
 }
 
@@ -49,7 +49,7 @@ struct Constraint {
     key: String,
     max_skew: i64,
     min_domains: i64,
-    /// `None` selects no pod.
+    /// The selector of pods. `None` selects no pod.
     selector: Option<LabelSelector>,
     namespace: String,
     honors_affinity: bool,
@@ -168,9 +168,8 @@ impl Spread {
             || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
     }
 
-    /// For each preferred constraint, the number of pods in the domains of the fitting nodes. As in upstream, a node
-    /// without the label is in the domain of the empty value. The domains of `kubernetes.io/hostname` have one node
-    /// each.
+    /// Numbers of pods in the domains of the fitting nodes, by preferred constraint. As in upstream, a node without the
+    /// label is in the domain of the empty value. The domains of `kubernetes.io/hostname` have one node each.
     fn counts<'a>(&self, pod: &Pod, nodes: &[Candidate<'a>], snapshot: &'a Snapshot) -> Vec<DomainCounts> {
         let count = |constraint: &Constraint| {
             if constraint.key == HOSTNAME {

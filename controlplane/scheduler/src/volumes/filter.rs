@@ -250,7 +250,7 @@ impl PodClaims {
     }
 
     /// Disables the check of claims that only one pod may use. As upstream, the check is disabled if no pod used the
-    /// claims at the beginning of the decision, even if nominated pods that use the claims are added later.
+    /// claims at the beginning of the decision. Nominated pods that use the claims may be added later.
     pub(crate) fn skip_users(&mut self) {
         self.exclusive.clear();
     }
@@ -264,8 +264,8 @@ impl PodClaims {
             && self.disks.is_empty()
     }
 
-    /// For each waiting claim, an existing volume or a volume to provision on the node. The error is the reason of the
-    /// first claim for which both are impossible.
+    /// The choice for each waiting claim: an existing volume, or a volume to provision on the node. The error is the
+    /// reason of the first claim for which both are impossible.
     pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<ChosenVolume>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());

@@ -128,7 +128,8 @@ impl Engine {
         commits.map(one).collect()
     }
 
-    /// Writes all or none of the commits to disk, with one sync. Returns an upper bound of the journal's growth in bytes.
+    /// Writes all or none of the commits to disk, with one sync. Returns an upper bound of the journal's growth in
+    /// bytes.
     pub(super) fn write<'a>(&self, commits: impl Iterator<Item = &'a Commit>) -> Result<u64, WriteError> {
         let mut bytes = 0;
         let mut batch = self.database.batch().durability(Some(PersistMode::SyncData));

@@ -73,7 +73,7 @@ impl SpaceReserves {
         // change with every write near the limit.
         self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
-            tracing::info!(free = disk.free, "the store takes all writes again");
+            tracing::info!(free = disk.free, "the store accepts all writes again");
             self.refill();
         }
         if !was && self.is_full {
@@ -113,7 +113,7 @@ impl SpaceReserves {
         let created = File::options().write(true).create_new(true).mode(0o600).open(&self.reserve);
         let created = created.and_then(|file| Ok(fallocate(file, FallocateFlags::empty(), 0, disk.low)?));
         if let Err(error) = created {
-            tracing::debug!(%error, "the store has no reserve");
+            tracing::debug!(%error, "cannot create the reserve of the store");
             self.release();
         }
     }
@@ -180,8 +180,8 @@ pub(super) fn probe(path: &Path) -> io::Result<()> {
     written.and(removed)
 }
 
-/// Writes the content of the journals again and syncs them. After a failed sync the kernel marks pages as clean that are
-/// not on the disk (fsync(2), EIO).
+/// Writes the content of the journals again and syncs them. After a failed sync the kernel marks pages as clean that
+/// are not on the disk (fsync(2), EIO).
 pub(super) fn rewrite_journals(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileExt as _;
     for entry in fs::read_dir(path)? {

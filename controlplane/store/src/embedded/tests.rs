@@ -95,7 +95,8 @@ async fn a_store_opens_without_its_key_management_service() {
     let refused = store.list(Range::default()).await.unwrap_err();
     assert!(refused.is_of_service(), "{refused}");
     drop(store);
-    // After a failure of the service, its other values are not read in the same pass. So the damaged value is the first.
+    // After a failure of the service, its other values are not read in the same pass. So the damaged value is the
+    // first.
     let damaged = [SEALED_BY_SERVICE, b"\xff"].concat();
     let store = open(dir.path());
     store.write(sealed("/secrets/a/damaged", &damaged)).await.unwrap();

@@ -144,8 +144,9 @@ impl<'a> Writer<'a> {
             Err(error) => {
                 // The engine did not apply the failed batch in memory, so it still returns the previous values.
                 let undo = engine.undo_of(durable());
-                let undo = undo
-                    .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
+                let undo = undo.inspect_err(
+                    |error| tracing::warn!(%error, "cannot read the entries that a failed write replaces"),
+                );
                 Err(Refused { detail: error.to_string(), undo: Some(undo.unwrap_or_default()) })
             }
         }

@@ -1,5 +1,5 @@
-//! The channels to etcd's members. If the TLS files have changed when a connection fails, the channels are made again. So
-//! renewed certificates take effect without a restart.
+//! The channels to etcd's members. If the TLS files have changed when a connection fails, the channels are made again.
+//! So renewed certificates take effect without a restart.
 
 use std::{
     path::Path,

@@ -150,8 +150,8 @@ impl Connection {
         Err(Error::Unavailable { detail })
     }
 
-    /// Waits for the response of a member, at most [`REQUEST_TIMEOUT`], and until `hang` has a report of the member. A request
-    /// that may not be repeated at another member has no `hang`, because its response may still come.
+    /// Waits for the response of a member, at most [`REQUEST_TIMEOUT`], and until `hang` has a report of the member. A
+    /// request that may not be repeated at another member has no `hang`, because its response may still come.
     async fn response<T>(
         &self,
         index: usize,
@@ -180,8 +180,8 @@ impl Connection {
         }
     }
 
-    /// Replaces a member that has not responded for a while, if another member responds. Never ends if the member was not
-    /// replaced, because the caller waits for a response meanwhile.
+    /// Replaces a member that has not responded for a while, if another member responds. Never ends if the member was
+    /// not replaced, because the caller waits for a response meanwhile.
     async fn suspect(&self, index: usize) {
         let channels = self.channels.all();
         if channels.len() > 1 {

@@ -1,6 +1,6 @@
 //! Members of etcd that hang: their connections stay open, but they do not respond. Examples are a stopped process, a
 //! broken disk and a broken network. The pings of the connection detect only some of these failures, and only after 15
-//! seconds, because etcd refuses clients that send pings more often than every 5 seconds (`--grpc-keepalive-min-time`).
+//! seconds. etcd refuses clients that send pings more often than every 5 seconds (`--grpc-keepalive-min-time`).
 //!
 //! If a request has waited for [`SUSPECT_AFTER`], all members are checked. If the member does not respond and another
 //! member responds, all watches and all requests that may be repeated change to the other member at once.
@@ -23,11 +23,11 @@ const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
 pub(super) struct Hangs {
     /// Number of reports for each member.
     reports: watch::Sender<Arc<[u64]>>,
-    /// Locked during a check.
+    /// Lock that allows one check of members at a time.
     checking: Mutex<()>,
 }
 
-/// Notices the reports that are made after its creation.
+/// Receiver of the reports that are made after its creation.
 pub(super) struct HangNotice {
     reports: watch::Receiver<Arc<[u64]>>,
     known: Arc<[u64]>,

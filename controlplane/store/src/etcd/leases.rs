@@ -1,5 +1,5 @@
 //! Leases of etcd for entries with a time to live. As in kube-apiserver, entries that are written within a short
-//! interval share one lease, because a lease for each event would cost etcd more than the event.
+//! interval share one lease. A lease for each event would cost etcd more than the event.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -17,8 +17,8 @@ const MAX_PARAMS: usize = if cfg!(test) { 20 } else { 1000 };
 pub(super) enum ParamError {
     /// An error that also exists upstream. The failure policy applies.
     Failed(String),
-    /// More parameters than are supported. Upstream has no limit, so the failure policy `Ignore` does not apply:
-    /// otherwise tenants could create parameters until a policy no longer restricts them.
+    /// The number of parameters exceeds the limit. Upstream has no limit, so the failure policy `Ignore` does not
+    /// apply: otherwise tenants could create parameters until a policy no longer restricts them.
     TooMany(String),
 }
 

@@ -15,7 +15,7 @@ const FAILED_OPEN_VALIDATION: &str = "failed-open.validating.webhook.admission.k
 /// The position of a call. The keys of its annotations contain this position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
-    /// 0 for the first call, 1 for the call after other plugins have changed the object.
+    /// Number of the call: 0 for the first call, 1 for the call after other plugins have changed the object.
     pub(super) round: u8,
     /// Position of the webhook among all webhooks of its plugin.
     pub(super) index: usize,

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use jsonwebtoken::Algorithm;
 use serde::Deserialize;
 
-use super::expression::{Expression, Wanted};
+use super::expression::{Expression, ResultType};
 pub use single::OidcConfig;
 
 /// Maximum number of issuers, and of rules and extra mappings of one issuer.
@@ -70,7 +70,7 @@ pub(crate) struct IssuerConfig {
     pub(crate) user_rules: Vec<Rule>,
 }
 
-/// How a value is derived from the claims.
+/// The source of a value: a claim, or an expression over the claims.
 #[derive(Clone, Debug)]
 pub(crate) enum Mapping {
     Claim(PrefixedClaim),
@@ -156,8 +156,8 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// As upstream, required together with `claim` for users and groups: a name without a prefix can be equal to a name
-    /// of the cluster.
+    /// Prefix of the value. As upstream, `claim` requires a prefix for users and groups: a name without a prefix can be
+    /// equal to a name of the cluster.
     prefix: Option<String>,
     expression: String,
 }
@@ -258,12 +258,15 @@ fn issuer(jwt: Jwt) -> Result<IssuerConfig, String> {
         audiences,
         algorithms: ALGORITHMS.to_vec(),
         has_es512: true,
-        username: mapping("claimMappings.username", mappings.username, Wanted::Text, true)?,
+        username: mapping("claimMappings.username", mappings.username, ResultType::Text, true)?,
         groups: mappings
             .groups
-            .map(|groups| mapping("claimMappings.groups", groups, Wanted::Texts, true))
+            .map(|groups| mapping("claimMappings.groups", groups, ResultType::Texts, true))
             .transpose()?,
-        uid: mappings.uid.map(|uid| mapping("claimMappings.uid", uid, Wanted::Text, false)).transpose()?,
+        uid: mappings
+            .uid
+            .map(|uid| mapping("claimMappings.uid", uid, ResultType::Text, false))
+            .transpose()?,
         extra: extra(mappings.extra)?,
         required_claims,
         claim_rules,
@@ -281,7 +284,7 @@ fn claim_rules(rules: Vec<ClaimRule>) -> Result<(BTreeMap<String, String>, Vec<R
         let field = format!("claimValidationRules[{index}]");
         match (rule.claim.is_empty(), rule.expression.is_empty()) {
             (true, false) if rule.required_value.is_empty() => {
-                let expression = Expression::of_claims(&rule.expression, Wanted::Bool);
+                let expression = Expression::of_claims(&rule.expression, ResultType::Bool);
                 let expression = expression.map_err(|reason| format!("{field}.expression: {reason}"))?;
                 expressions.push(Rule { expression, message: rule.message });
             }
@@ -303,7 +306,7 @@ fn claim_rules(rules: Vec<ClaimRule>) -> Result<(BTreeMap<String, String>, Vec<R
 fn user_rules(rules: Vec<UserRule>) -> Result<Vec<Rule>, String> {
     at_most("userValidationRules", rules.len())?;
     let rule = |(index, rule): (usize, UserRule)| {
-        let expression = Expression::of_user(&rule.expression, Wanted::Bool);
+        let expression = Expression::of_user(&rule.expression, ResultType::Bool);
         let expression =
             expression.map_err(|why| format!("userValidationRules[{index}].expression: {why}"))?;
         Ok(Rule { expression, message: rule.message })
@@ -329,7 +332,7 @@ fn extra(mappings: Vec<ExtraMapping>) -> Result<Vec<(String, Expression)>, Strin
         if all.iter().any(|(key, _)| *key == mapping.key) {
             return Err(format!("{field}.key: {:?} is a duplicate", mapping.key));
         }
-        let expression = Expression::of_claims(&mapping.value_expression, Wanted::Texts);
+        let expression = Expression::of_claims(&mapping.value_expression, ResultType::Texts);
         all.push((mapping.key, expression.map_err(|reason| format!("{field}.valueExpression: {reason}"))?));
     }
     Ok(all)
@@ -363,7 +366,7 @@ fn at_most(field: &str, count: usize) -> Result<(), String> {
     }
 }
 
-fn mapping(field: &str, source: Source, wanted: Wanted, has_prefix: bool) -> Result<Mapping, String> {
+fn mapping(field: &str, source: Source, wanted: ResultType, has_prefix: bool) -> Result<Mapping, String> {
     match (source.claim.is_empty(), source.expression.is_empty(), source.prefix) {
         (false, true, Some(prefix)) if has_prefix => {
             Ok(Mapping::Claim(PrefixedClaim { claim: source.claim, prefix }))

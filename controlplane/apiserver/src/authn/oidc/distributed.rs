@@ -64,7 +64,7 @@ pub(super) enum DistributedError {
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct Source {
-    /// Empty for an aggregated claim, which is not supported, as upstream.
+    /// URL of the endpoint. Empty for an aggregated claim. As upstream, aggregated claims are not supported.
     endpoint: String,
     access_token: String,
 }

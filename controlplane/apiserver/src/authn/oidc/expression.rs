@@ -29,7 +29,7 @@ pub(crate) struct Expression {
 
 /// The result types that a field accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
+pub(super) enum ResultType {
     Bool,
     Text,
     Texts,
@@ -42,7 +42,7 @@ impl Expression {
     ///
     /// # Errors
     /// The expression does not compile, or has another result type.
-    pub(super) fn of_claims(source: &str, wanted: Wanted) -> Result<Self, String> {
+    pub(super) fn of_claims(source: &str, wanted: ResultType) -> Result<Self, String> {
         Self::compile(source, wanted, &Environment::default().variable("claims", CLAIMS.clone()))
     }
 
@@ -50,17 +50,17 @@ impl Expression {
     ///
     /// # Errors
     /// The expression does not compile, or has another result type.
-    pub(super) fn of_user(source: &str, wanted: Wanted) -> Result<Self, String> {
+    pub(super) fn of_user(source: &str, wanted: ResultType) -> Result<Self, String> {
         Self::compile(source, wanted, &Environment::default().variable("user", USER.clone()))
     }
 
-    fn compile(source: &str, wanted: Wanted, environment: &Environment) -> Result<Self, String> {
+    fn compile(source: &str, wanted: ResultType, environment: &Environment) -> Result<Self, String> {
         let program = Program::compile(source.trim(), environment).map_err(|error| error.to_string())?;
         let kind = program.kind().to_string();
         let fits = match wanted {
-            Wanted::Bool => kind == "bool",
-            Wanted::Text => matches!(kind.as_str(), "string" | "dyn"),
-            Wanted::Texts => {
+            ResultType::Bool => kind == "bool",
+            ResultType::Text => matches!(kind.as_str(), "string" | "dyn"),
+            ResultType::Texts => {
                 matches!(kind.as_str(), "string" | "dyn" | "list(string)" | "list(dyn)" | "null")
             }
         };
@@ -97,9 +97,9 @@ impl Expression {
     }
 }
 
-// === impl Wanted ===
+// === impl ResultType ===
 
-impl Wanted {
+impl ResultType {
     fn name(self) -> &'static str {
         match self {
             Self::Bool => "bool",
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn the_cost_of_an_expression_is_limited() {
         let nested = "claims.roles.all(a, claims.roles.all(b, claims.roles.all(c, true)))";
-        let expression = Expression::of_claims(nested, Wanted::Bool).unwrap();
+        let expression = Expression::of_claims(nested, ResultType::Bool).unwrap();
         let with_roles = |count| expression.over_claims(&json!({"roles": vec!["dev"; count]}));
         assert_eq!(with_roles(2), Ok(json!(true)));
         let error = with_roles(300).unwrap_err();

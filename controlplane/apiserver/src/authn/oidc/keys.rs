@@ -48,7 +48,7 @@ pub(super) struct Keys {
 
 /// Describes the keys that may have signed a token.
 #[derive(Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct KeyQuery<'a> {
     /// The key id of the token. `None` if the token has no key id, or an empty key id.
     id: Option<&'a str>,
     family: Family,
@@ -63,9 +63,9 @@ enum Family {
     P521,
 }
 
-// === impl Wanted ===
+// === impl KeyQuery ===
 
-impl<'a> Wanted<'a> {
+impl<'a> KeyQuery<'a> {
     /// The keys for an algorithm; `None` is ES512.
     pub(super) fn new(id: Option<&'a str>, algorithm: Option<Algorithm>) -> Self {
         let family = match algorithm {
@@ -113,7 +113,7 @@ impl Keys {
     }
 
     /// The keys that may have signed a token.
-    pub(super) async fn find(self: &Arc<Self>, wanted: Wanted<'_>) -> Result<Vec<Jwk>, String> {
+    pub(super) async fn find(self: &Arc<Self>, wanted: KeyQuery<'_>) -> Result<Vec<Jwk>, String> {
         let keys = self.known(wanted);
         if !keys.is_empty() && !self.is_old() {
             return Ok(keys);
@@ -138,7 +138,7 @@ impl Keys {
 
     /// Returns the keys of the issuer that were not tried yet. This is for a token without a key id, because only its
     /// signature shows that the issuer has replaced the key.
-    pub(super) async fn newer(self: &Arc<Self>, wanted: Wanted<'_>, tried: &[Jwk]) -> Vec<Jwk> {
+    pub(super) async fn newer(self: &Arc<Self>, wanted: KeyQuery<'_>, tried: &[Jwk]) -> Vec<Jwk> {
         let fetched = self.fetched.clone().lock_owned().await;
         if self.known(wanted) == tried && !is_recent(*fetched) {
             // The reason of a failure is logged.
@@ -173,7 +173,7 @@ impl Keys {
         self.renewed.load().is_none_or(|renewed| renewed.elapsed() > MAX_AGE)
     }
 
-    fn known(&self, wanted: Wanted<'_>) -> Vec<Jwk> {
+    fn known(&self, wanted: KeyQuery<'_>) -> Vec<Jwk> {
         let keys = self.current.load();
         keys.iter().filter(|key| wanted.fits(key)).take(MAX_TRIED).cloned().collect()
     }

@@ -129,8 +129,8 @@ impl Server {
     }
 }
 
-fn wanted(id: &str) -> Wanted<'_> {
-    Wanted::new(Some(id), Some(Algorithm::ES256))
+fn wanted(id: &str) -> KeyQuery<'_> {
+    KeyQuery::new(Some(id), Some(Algorithm::ES256))
 }
 
 fn jwk(key: &KeyPair) -> Value {
@@ -356,7 +356,7 @@ async fn a_token_without_key_id_is_verified_with_each_key_up_to_a_limit() {
 async fn a_key_that_replaces_another_one_is_found_for_tokens_without_key_id() {
     let server = Server::start().await;
     let keys = Arc::new(Keys::new(&server.issuers().0[0].config).unwrap());
-    let without_id = Wanted::new(None, Some(Algorithm::ES256));
+    let without_id = KeyQuery::new(None, Some(Algorithm::ES256));
     let old = keys.find(without_id).await.unwrap();
     assert_eq!(old.len(), 1);
     *server.keys.lock().unwrap() = json!({"keys": [jwk(&KeyPair::generate().unwrap())]});

@@ -27,7 +27,7 @@ const GROUP: &str = "authentication.k8s.io";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Extra value with the names of the caller's extra values, in the mode `associated-node`.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// For at least this number of values, the permission for all values is checked first.
+/// Number of values from which the permission for all values is checked first.
 const MANY: usize = 4;
 
 /// A way to impersonate a user.

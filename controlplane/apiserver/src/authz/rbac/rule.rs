@@ -1,4 +1,4 @@
-//! One rule of a role: what it allows, and whether it covers another rule.
+//! One rule of a role: the requests that it allows, and the rules that it covers.
 
 use std::collections::HashSet;
 

@@ -44,7 +44,7 @@ pub(super) enum Checked {
 }
 
 /// The reason and the message of the condition.
-type Obstacle = (&'static str, String);
+type Unavailable = (&'static str, String);
 
 /// Checks a server, and writes the condition if it has changed.
 pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) -> Checked {
@@ -84,7 +84,7 @@ pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<R
 async fn discover(
     forwarder: &Forwarder,
     remote: &Remote,
-) -> std::result::Result<Option<Discovered>, Obstacle> {
+) -> std::result::Result<Option<Discovered>, Unavailable> {
     let url = remote.url(&remote.path());
     let failed = |why: String| (FAILED_DISCOVERY, format!("failing or missing response from {url}: {why}"));
     let response = first_success(|| attempt(forwarder, remote)).await.map_err(failed)?;
@@ -142,7 +142,7 @@ where
 }
 
 /// Checks the service of an aggregated server. Returns the reason and the message if it is not available.
-fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
+fn missing(state: &State, remote: &Remote) -> Option<Unavailable> {
     let services = by_resource("", "v1", "services")?;
     let reference = remote.service();
     let namespace = &reference.namespace;
@@ -157,7 +157,7 @@ fn missing_in(
     reference: &ServiceReference,
     service: Option<&Value>,
     slices: impl FnOnce() -> Vec<Value>,
-) -> Option<Obstacle> {
+) -> Option<Unavailable> {
     let ServiceReference { namespace, name, port } = reference;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let of = format!("service/{name} in {namespace:?}");

@@ -24,7 +24,7 @@ const MAX_NAME_BYTES: usize = 253;
 
 /// The kinds that a policy names and that are served.
 pub(super) struct Matched {
-    /// By group, version and kind.
+    /// The matched kinds, sorted by group, version and kind.
     kinds: Vec<Arc<Resource>>,
     /// The kind of the parameters. `None` without a `paramKind`.
     params: Option<Params>,

@@ -13,7 +13,7 @@ use super::*;
 const CONFIGURATIONS: &str = "/apis/admissionregistration.k8s.io/v1";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// A webhook and the requests that it got.
+/// A webhook and the requests that it has received.
 pub(super) struct Webhook {
     pub(super) url: String,
     pub(super) ca_bundle: String,

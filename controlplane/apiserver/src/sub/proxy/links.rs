@@ -83,7 +83,7 @@ struct Page {
     /// Whether the source has no more bytes.
     is_read: bool,
     coding: Coding,
-    /// `None` at the end of the page.
+    /// The rewriter of the links. `None` at the end of the page.
     rewriter: Option<HtmlRewriter<'static, Sink>>,
     output: Output,
 }

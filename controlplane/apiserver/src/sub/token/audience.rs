@@ -1,5 +1,5 @@
-//! The audience of a token that a node requests for a pod: an audience of the pod's volumes, or an audience that the
-//! permissions of the node allow.
+//! The audience of a token that a node requests for a pod. The pod's volumes name the audience, or the permissions of
+//! the node allow it.
 //!
 //! Source: `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 

@@ -13,7 +13,8 @@ fn job(spec: Value, status: Value) -> Job {
         .unwrap()
 }
 
-/// A pod: `1` is active, `1+` has succeeded, `1!` has failed, `1x` is being deleted; `1:2` has index 2; `1.` is counted.
+/// A pod: `1` is active, `1+` has succeeded, `1!` has failed, `1x` is being deleted; `1:2` has index 2; `1.` is
+/// counted.
 fn pod(text: &str) -> Arc<Pod> {
     let has = |mark: char| text.contains(mark);
     let phase = if has('+') {
@@ -91,17 +92,17 @@ fn pods_are_created_up_to_parallelism_and_completions() {
 
 #[test]
 fn a_job_with_an_enormous_parallelism_creates_at_most_a_burst_in_a_second() {
-    let rest = |parallelism: i32| {
+    let pause = |parallelism: i32| {
         let job = job(json!({"parallelism": parallelism, "completions": i32::MAX}), json!({}));
         let change = plan(&ObservedJob::of(&job, &[], now()));
         let Change::Create(pods) = &change else { panic!("{change:?}") };
-        (pods.len(), change.rest().map(|rest| rest.as_millis()))
+        (pods.len(), change.pause().map(|pause| pause.as_millis()))
     };
-    assert_eq!(rest(i32::MAX), (500, Some(1000)));
-    assert_eq!(rest(500), (500, Some(1000)));
-    assert_eq!(rest(10), (10, Some(20)), "a small job waits for a short time");
-    assert_eq!(Change::Discard(pods("1 2")).rest(), Some(Duration::from_millis(4)));
-    assert_eq!(Change::Nothing.rest(), None);
+    assert_eq!(pause(i32::MAX), (500, Some(1000)));
+    assert_eq!(pause(500), (500, Some(1000)));
+    assert_eq!(pause(10), (10, Some(20)), "a small job waits for a short time");
+    assert_eq!(Change::Discard(pods("1 2")).pause(), Some(Duration::from_millis(4)));
+    assert_eq!(Change::Nothing.pause(), None);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Workloads, services, and what pods read.
+//! Workloads, services, and the config maps and Secrets of pods.
 
 use super::*;
 

@@ -25,7 +25,7 @@ pub(super) struct Failure {
 impl Writer<'_> {
     /// Refuses durable writes until the disk accepts them again.
     pub(super) fn fail(&mut self, detail: String, undo: Undo) {
-        tracing::error!(error = detail, path = %self.shared.path.display(), "the store cannot write");
+        tracing::error!(error = detail, path = %self.shared.path.display(), "the store refuses durable writes until the disk accepts them");
         // The engine may have had no space for a table. It needs the released reserve to reopen.
         if !matches!(space::health(&self.shared.path), crate::Health::Good) {
             self.space.release();
@@ -45,7 +45,7 @@ impl Writer<'_> {
         };
         match self.recover(&failure) {
             Ok(()) => {
-                tracing::info!(path = %self.shared.path.display(), "the store writes again");
+                tracing::info!(path = %self.shared.path.display(), "the store accepts durable writes again");
                 self.shared.set_failure(None);
             }
             Err(error) => {

@@ -14,11 +14,11 @@ const NAMED: usize = 3;
 
 /// The names of the pods, in order.
 #[derive(Debug, Default)]
-pub(crate) struct LeftOut(BTreeSet<String>);
+pub(crate) struct OmittedPods(BTreeSet<String>);
 
-// === impl LeftOut ===
+// === impl OmittedPods ===
 
-impl LeftOut {
+impl OmittedPods {
     /// Adds a pod. A pod with addresses of two families counts once.
     pub(crate) fn add(&mut self, pod: &Pod) {
         if !self.0.contains(pod.name()) {
@@ -55,20 +55,20 @@ mod tests {
 
     #[test]
     fn the_event_names_the_first_pods_and_counts_all() {
-        let mut left_out = LeftOut::default();
-        assert!(left_out.event().is_none() && left_out.is_empty());
-        let message = |left_out: &LeftOut| left_out.event().expect("an event").message;
+        let mut omitted = OmittedPods::default();
+        assert!(omitted.event().is_none() && omitted.is_empty());
+        let message = |omitted: &OmittedPods| omitted.event().expect("an event").message;
         for name in ["b", "a", "b"] {
             let pod = json!({"metadata": {"name": name, "namespace": "d"}});
-            left_out.add(&serde_json::from_value(pod).unwrap());
+            omitted.add(&serde_json::from_value(pod).unwrap());
         }
-        let two = message(&left_out);
+        let two = message(&omitted);
         assert!(two.starts_with("Pods that are not endpoints: 2 (a, b). "), "{two}");
         for number in 0..10 {
             let pod = json!({"metadata": {"name": format!("c{number}"), "namespace": "d"}});
-            left_out.add(&serde_json::from_value(pod).unwrap());
+            omitted.add(&serde_json::from_value(pod).unwrap());
         }
-        let many = message(&left_out);
+        let many = message(&omitted);
         assert!(many.contains(": 12 (a, b, c0 and 9 more). "), "{many}");
     }
 }

@@ -4,16 +4,16 @@ use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::time::Instant;
 
 /// The limit, and the tokens that are left.
-pub(crate) struct Pace {
+pub(crate) struct RateLimiter {
     rate: Rate,
     tokens: TokenBucket,
     /// Time at which the tokens were last counted.
     counted: Instant,
 }
 
-// === impl Pace ===
+// === impl RateLimiter ===
 
-impl Pace {
+impl RateLimiter {
     pub(crate) fn new(rate: Rate) -> Self {
         Self { rate, tokens: TokenBucket::full(rate), counted: Instant::now() }
     }
@@ -40,13 +40,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn events_beyond_the_burst_wait_for_the_rate() {
-        let mut pace = Pace::new(Rate { per_second: 10.0, burst: 2.0 });
+        let mut limiter = RateLimiter::new(Rate { per_second: 10.0, burst: 2.0 });
         let start = Instant::now();
-        pace.wait().await;
-        pace.wait().await;
+        limiter.wait().await;
+        limiter.wait().await;
         assert_eq!(start.elapsed(), Duration::ZERO);
         for _ in 0..10 {
-            pace.wait().await;
+            limiter.wait().await;
         }
         assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
         assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
