@@ -1,11 +1,11 @@
 //! Controllers and scheduler that are killed at their writes: before a write, or after it took effect and before its
-//! response arrived. Each process dies after a few writes, so that each step of each controller is interrupted at some
-//! time.
+//! response arrived. Each process is killed after a few writes, so that each step of each controller is interrupted at
+//! some time.
 //!
-//! `CORACLE_FAULT_STEPS` is the number of writes within which a process dies. With 1, each process dies at its first
-//! write, until the test deletes the namespace. A higher number makes a long run of random operations faster, because
-//! the starts of processes take most of the time. `CORACLE_FAULT_OPERATIONS` is the number of random operations, and
-//! `CORACLE_FAULT_SEED` repeats the choices of an earlier run.
+//! `CORACLE_FAULT_STEPS` is the number of writes within which a process is killed. With 1, each process is killed at
+//! its first write, until the test deletes the namespace. A higher number makes a long run of random operations faster,
+//! because the starts of processes take most of the time. `CORACLE_FAULT_OPERATIONS` is the number of random
+//! operations, and `CORACLE_FAULT_SEED` repeats the choices of an earlier run.
 #![allow(clippy::expect_used, reason = "a test panics")]
 
 mod chance;
@@ -175,8 +175,8 @@ async fn controllers_killed_at_any_write_create_no_pod_twice_and_leave_none() {
     create_workloads(&cluster).await;
     cluster.until(unfinished).await;
     assert_exact(&cluster).await;
-    let created = cluster.deaths();
-    assert!(created >= 10, "only {created} processes died");
+    let created = cluster.killed();
+    assert!(created >= 10, "only {created} processes were killed");
 
     let version = json!({"spec": {"template": template("web", "2", "Always")}});
     cluster.patch(&format!("{APPS}/deployments/web"), version).await;
@@ -188,7 +188,7 @@ async fn controllers_killed_at_any_write_create_no_pod_twice_and_leave_none() {
     cluster.set_steps(200);
     cluster.delete("/api/v1/namespaces/n").await;
     cluster.until(emptied).await;
-    println!("{created} deaths until the workloads ran, {} in total", cluster.deaths());
+    println!("{created} processes killed until the workloads ran, {} in total", cluster.killed());
     cluster.stop().await;
 }
 
@@ -364,6 +364,6 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
             cluster.delete(&format!("{CORE}/events")).await;
         }
     }
-    println!("{} deaths", cluster.deaths());
+    println!("{} processes killed", cluster.killed());
     cluster.stop().await;
 }

@@ -50,8 +50,8 @@ pub struct ServingOptions {
     pub by_name: Vec<NamedCertificate>,
     /// Minimum version of TLS by upstream's name; empty for 1.2.
     pub min_version: String,
-    /// Cipher suites by their names in Go; empty for all supported ones. The suites of TLS 1.3 are always in use, as in
-    /// Go.
+    /// Cipher suites by their names in Go; empty for all supported suites. The suites of TLS 1.3 are always in use, as
+    /// in Go.
     pub cipher_suites: Vec<String>,
 }
 
@@ -111,7 +111,7 @@ impl ServingOptions {
     /// Checks the names of versions and cipher suites.
     ///
     /// # Errors
-    /// The name of the unknown version or cipher suite, with the known ones.
+    /// The name of the unknown version or cipher suite, with the known names.
     pub fn check(&self) -> Result<(), String> {
         self.provider()?;
         self.versions().map(drop)

@@ -119,7 +119,7 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
 }
 
 /// TLS settings that accept client certificates of the cluster's authority and of the authenticating proxy's authority.
-/// The API server determines which authority signed a certificate.
+/// The API server determines the authority that signed a certificate.
 fn serving_tls(
     pki: &Pki,
     leaf: &Leaf,

@@ -14,7 +14,8 @@ use crate::environment::typed;
 /// above the limit are not checked.
 const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// Maximum bytes of the error of one expression for one kind. The rest is cut off: an error quotes its expression.
+/// Maximum bytes of the error of one expression for one kind. A longer error is truncated, because an error quotes its
+/// expression.
 const MAX_ERROR_BYTES: usize = 4 << 10;
 
 /// Maximum bytes of all warnings of one policy. Later warnings are left out.

@@ -179,7 +179,7 @@ impl Call {
         self.has_large_body() || body::is_slow_yaml(&self.body)
     }
 
-    /// Whether the body is a JSON patch. Even a short one may take tenths of a second.
+    /// Whether the body is a JSON patch. Even a short patch may take tenths of a second.
     pub(crate) fn has_json_patch(&self) -> bool {
         media::body_type(&self.headers).is_ok_and(|body_type| body_type == BodyType::JsonPatch)
     }

@@ -15,7 +15,7 @@ static EVALUATIONS: LazyLock<Histogram> = LazyLock::new(|| {
     histogram("evaluation", "Duration of the evaluation of the rules for an object in seconds.")
 });
 
-/// The buckets are the default ones, as upstream.
+/// The histograms have the default buckets, as upstream.
 fn histogram(work: &str, help: &str) -> Histogram {
     let options = HistogramOpts::new(format!("apiserver_cel_{work}_duration_seconds"), help);
     Histogram::with_opts(options).unwrap_or_else(|error| unreachable!("invalid metric: {error}"))

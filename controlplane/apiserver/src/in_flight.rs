@@ -218,7 +218,7 @@ impl InFlight {
         Self { of_all, ..self }
     }
 
-    /// Read-only and mutating requests in flight.
+    /// Numbers of read-only and mutating requests in flight.
     pub(crate) fn total(&self) -> [usize; 2] {
         lock(&self.counts).total
     }

@@ -275,7 +275,7 @@ where
     running.until_sent(response)
 }
 
-/// The settings of HTTP for a connection. `is_certified` says whether the client has a certificate.
+/// The settings of HTTP for a connection. `is_certified` is true if the client has a certificate.
 fn builder(is_certified: bool) -> auto::Builder<StreamTasks> {
     let mut builder = auto::Builder::new(StreamTasks);
     builder.http1().timer(TokioTimer::new()).header_read_timeout(IDLE_TIMEOUT);

@@ -148,7 +148,7 @@ impl CachedDocument {
         self.built().as_ref().filter(|built| built.tag == tag).map(|built| built.body.clone())
     }
 
-    /// Drops the document of a build, if it is the newest one.
+    /// Drops the document of a build, if it is the newest document.
     fn release(&self, number: u64) {
         let mut built = self.built();
         if built.as_ref().is_some_and(|built| built.number == number) {

@@ -88,8 +88,8 @@ impl Remote {
         Self { retries_connections: true, ..self }
     }
 
-    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does
-    /// not change.
+    /// Uses four retries. Each back-off is one and a half times the previous back-off, as upstream. The total timeout
+    /// does not change.
     pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
         let backoffs = std::iter::successors(Some(first), |backoff| Some(*backoff * 3 / 2)).take(4).collect();
         Self { backoffs, ..self }

@@ -35,7 +35,7 @@ impl ServiceRanges {
         self.primary
     }
 
-    /// The address families, the default one first.
+    /// The address families, the default family first.
     pub(crate) fn families(&self) -> Vec<&'static str> {
         self.iter().map(ServiceRange::family).collect()
     }

@@ -73,7 +73,7 @@ struct Writer {
 struct Appended {
     /// Whether the line was written.
     written: io::Result<()>,
-    /// Whether a new file was started, if the old one was full.
+    /// Whether a new file was started, if the old file was full.
     rotated: io::Result<()>,
 }
 
@@ -219,7 +219,7 @@ impl Writer {
     fn append_to_file(&mut self, line: &[u8]) -> Appended {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
         let is_full = self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes;
-        // If no new file can be started, the old one grows: no event is lost.
+        // If no new file can be started, the old file grows: no event is lost.
         let rotated = if is_full { self.rotate() } else { Ok(()) };
         let written = self.write(line);
         self.bytes = self.bytes.saturating_add(length);
@@ -278,8 +278,8 @@ impl Writer {
     }
 }
 
-/// Whether a file is empty or its last line is complete. A file that cannot be read, or is not a regular one, counts as
-/// complete.
+/// Whether a file is empty or its last line is complete. A file that cannot be read, or is not a regular file, counts
+/// as complete.
 fn ends_with_a_line(path: &Path) -> bool {
     let is_torn = || -> io::Result<bool> {
         let length = fs::symlink_metadata(path)?.len();

@@ -1,7 +1,7 @@
 //! Static estimate of the cost of an expression: the highest cost for all values within known sizes.
 //!
 //! Source: `cel-go/checker/cost.go` (version 0.26), for the environment of Kubernetes 1.36. The numbers must be
-//! upstream's, because they decide which definitions are accepted.
+//! upstream's, because they determine the accepted definitions.
 
 mod bounds;
 mod call;

@@ -15,7 +15,7 @@ impl Program {
         self.evaluate_with(variables, None, PER_CALL_LIMIT)
     }
 
-    /// Evaluates the expression. Returns the result and the cost, which exceeds the lower one of the limit and
+    /// Evaluates the expression. Returns the result and the cost, which exceeds the lower of the limit and
     /// [`PER_CALL_LIMIT`] by at most one step.
     pub fn evaluate_within<'a>(
         &'a self,
@@ -39,7 +39,7 @@ impl Program {
 
 impl<'a> Session<'a> {
     /// Evaluates an expression. Returns the result and the cost, which includes shared values used for the first time.
-    /// The cost exceeds the lower one of the limit and [`PER_CALL_LIMIT`] by at most one step.
+    /// The cost exceeds the lower of the limit and [`PER_CALL_LIMIT`] by at most one step.
     pub fn evaluate(&self, program: &'a Program, limit: u64) -> (Evaluated<'a>, u64) {
         program.evaluate_with(&self.variables, Some(self), limit.min(PER_CALL_LIMIT))
     }

@@ -105,7 +105,7 @@ impl GoUrl {
         parts.into_iter().chain(&self.user).map(String::len).sum()
     }
 
-    /// Names and values of the query, unescaped. Invalid ones are omitted.
+    /// Names and values of the query, unescaped. Invalid parameters are omitted.
     pub fn parameters(&self) -> impl Iterator<Item = (String, String)> {
         let pairs = self.query.split('&');
         let is_short = pairs.clone().nth(MAX_PARAMETERS).is_none();

@@ -1,7 +1,7 @@
 //! The Common Expression Language (CEL) in Kubernetes' environment.
 //!
-//! The crate `cel` parses; this crate checks types, evaluates and counts the cost. `docs/decisions/cel.md` says why.
-//! Start at [`Program::compile`] and [`Program::evaluate`].
+//! The crate `cel` parses; this crate checks types, evaluates and counts the cost. `docs/decisions/cel.md` has the
+//! reasons. Start at [`Program::compile`] and [`Program::evaluate`].
 //!
 //! | part | module | upstream |
 //! |---|---|---|

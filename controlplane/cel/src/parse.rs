@@ -1,4 +1,4 @@
-//! Parses expressions with the crate `cel` and converts its tree into a compact one of bounded depth.
+//! Parses expressions with the crate `cel` and converts its tree into a compact tree of bounded depth.
 
 mod scan;
 mod sort_by;

@@ -86,7 +86,7 @@ pub(crate) struct Caches {
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 impl Caches {
-    /// Empty caches.
+    /// Creates empty caches.
     pub(crate) fn new() -> Self {
         Self {
             pods: Arc::new(Cache::new()),

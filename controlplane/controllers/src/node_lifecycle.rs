@@ -1,5 +1,5 @@
 //! Node lifecycle: nodes without heartbeats get conditions Unknown and taints, so that their pods are replaced on other
-//! nodes. A node that returns writes its own conditions again.
+//! nodes. A node whose heartbeats return writes its own conditions again.
 //!
 //! ```text
 //! heartbeat (Lease renewed, or status written)

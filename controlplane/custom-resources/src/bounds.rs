@@ -1,7 +1,7 @@
 //! Maximum sizes of the values of a schema, for the estimated cost of its rules.
 //!
-//! Source: `apiserver/pkg/cel/common/schemas.go` and `limits.go`. The numbers must be upstream's, because they decide
-//! which definitions are accepted.
+//! Source: `apiserver/pkg/cel/common/schemas.go` and `limits.go`. The numbers must be upstream's, because they
+//! determine the accepted definitions.
 
 use std::collections::BTreeMap;
 

@@ -111,7 +111,7 @@ impl Rules {
     /// Evaluates the rules for the state of an object. `at` is the path of the object; empty for a whole resource.
     pub(crate) fn evaluate(&self, state: State<'_>, schema: &Schema, at: &Path, violations: &mut Violations) {
         let mut run = Run { budget: MAX_COST, is_trial: false, violations };
-        // If the budget is used up, a violation says so.
+        // If the budget is used up, a violation reports that.
         let _ = run.node(self, schema, Part { state, path: at, unchanged: false });
     }
 

@@ -314,7 +314,7 @@ impl Resource {
         self.storage.as_deref().unwrap_or(self)
     }
 
-    /// Whether this version is the stored one.
+    /// Whether this version is the stored version.
     pub fn is_storage_version(&self) -> bool {
         self.storage.is_none()
     }

@@ -1,4 +1,5 @@
-//! Update strategies: which of status, spec, generation and server-owned metadata each kind of write may change.
+//! Update strategies: the parts of an object that each kind of write may change. The parts are status, spec, generation
+//! and server-owned metadata.
 
 mod disabled;
 mod pod;
@@ -209,7 +210,7 @@ pub(crate) fn new_pod(pod: &mut Value) {
     pod::new_pod(pod);
 }
 
-/// Prepares a new namespace: sets the phase Active, and adds the finalizer of the namespace controller as the last one.
+/// Prepares a new namespace: sets the phase Active, and appends the finalizer of the namespace controller.
 pub(crate) fn new_namespace(namespace: &mut Value) {
     namespace["status"] = json!({"phase": "Active"});
     let finalizers = &mut namespace["spec"]["finalizers"];

@@ -233,7 +233,7 @@ impl FieldSet {
         }
     }
 
-    /// Builds a set from the nodes that `keep` returns, without empty ones.
+    /// Builds a set from the nodes that `keep` returns. Empty nodes are left out.
     fn combine(&self, keep: impl Fn(&PathElement, &Node) -> Option<Node>) -> FieldSet {
         let nodes = self.0.iter().filter_map(|(element, node)| {
             let node = keep(element, node)?;

@@ -7,7 +7,7 @@
 //! Start reading at [`Updater`]. Its parts:
 //!
 //! - [`FieldSet`]: a set of field paths, as `fieldsV1` encodes it.
-//! - [`Schema`]: which lists are sets or maps, and which values are owned as a whole.
+//! - [`Schema`]: the lists that are sets or maps, and the values that are owned as a whole.
 //! - `walk`: functions that take an object and its schema: owned fields, comparison, merge, removal.
 //! - [`Managers`]: the decoded `managedFields`.
 //!

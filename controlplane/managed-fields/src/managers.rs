@@ -6,7 +6,8 @@ use serde_json::{Map, Value, json};
 
 use crate::field_set::{FieldSet, InvalidFields};
 
-/// Maximum number of managers by update of an object. The oldest ones above this number are merged into one.
+/// Maximum number of managers by update of an object. The oldest managers above this number are merged into one
+/// manager.
 const MAX_UPDATERS: usize = 10;
 /// Name of the manager into which the oldest managers by update are merged.
 const OLD_UPDATERS: &str = "ancient-changes";

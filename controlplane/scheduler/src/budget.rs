@@ -1,4 +1,4 @@
-//! Disruption budgets: which removals of pods violate them.
+//! Disruption budgets, and the removals of pods that violate them.
 
 use std::collections::HashMap;
 

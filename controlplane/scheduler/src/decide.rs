@@ -1,4 +1,4 @@
-//! Selects the node for a pod, or reports why no node fits.
+//! Selects the node for a pod, or reports the reason why no node fits.
 
 mod evaluations;
 mod search;

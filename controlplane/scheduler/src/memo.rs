@@ -241,7 +241,7 @@ mod tests {
         fixture::node(name, fields)
     }
 
-    /// The nodes with their total scores, or why no node can run the pod.
+    /// The nodes with their total scores, or the reason why no node can run the pod.
     fn outcome(
         pod: &Pod,
         profile: &Profile,

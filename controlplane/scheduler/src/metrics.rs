@@ -310,7 +310,7 @@ impl Default for Families {
 /// Creates metrics in a registry.
 struct Registrar<'a>(&'a Registry);
 
-/// The bounds of a histogram's buckets. Each bound is twice the one before.
+/// The bounds of a histogram's buckets. Each bound is twice the previous bound.
 struct Buckets {
     first: f64,
     count: usize,

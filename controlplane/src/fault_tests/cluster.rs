@@ -1,4 +1,4 @@
-//! A control plane whose controllers and scheduler die at their writes, with simulated nodes.
+//! A control plane whose controllers and scheduler are killed at their writes, with simulated nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,8 +31,8 @@ type Created = Arc<Mutex<BTreeMap<(String, String), BTreeSet<String>>>>;
 pub(super) struct Cluster {
     admin: Client,
     created: Created,
-    deaths: Arc<AtomicUsize>,
-    /// Each process dies at a random write among its first `steps` writes.
+    killed: Arc<AtomicUsize>,
+    /// Each process is killed at a random write among its first `steps` writes.
     steps: Arc<AtomicU64>,
     shutdown: CancellationToken,
     plane: ControlPlane,
@@ -42,7 +42,7 @@ pub(super) struct Cluster {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts the API server, the nodes and the processes. A process dies at one of its first `steps` writes.
+    /// Starts the API server, the nodes and the processes. A process is killed at one of its first `steps` writes.
     pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
         let mut config = ControlPlaneConfig::new(dir);
         config.listen = ([127, 0, 0, 1], 0).into();
@@ -51,16 +51,16 @@ impl Cluster {
         let shutdown = CancellationToken::new();
         let plane = crate::start(config, shutdown.clone()).await.expect("the API server starts");
         let admin = plane.client("admin", &["system:masters"]);
-        let (created, deaths) = (Created::default(), Arc::new(AtomicUsize::new(0)));
+        let (created, killed) = (Created::default(), Arc::new(AtomicUsize::new(0)));
         let steps = Arc::new(AtomicU64::new(steps));
         let nodes = run_nodes(admin.clone(), Arc::clone(&created));
         let (chance, limit) = (Chance::new(seed), Arc::clone(&steps));
-        let processes = run_processes(admin.clone(), chance, limit, Arc::clone(&deaths));
+        let processes = run_processes(admin.clone(), chance, limit, Arc::clone(&killed));
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(nodes)),
             AbortOnDropHandle::new(tokio::spawn(processes)),
         ];
-        let cluster = Self { admin, created, deaths, steps, shutdown, plane, _tasks: tasks };
+        let cluster = Self { admin, created, killed, steps, shutdown, plane, _tasks: tasks };
         for name in ["node-a", "node-b"] {
             cluster.create("/api/v1/nodes", node(name)).await;
         }
@@ -72,9 +72,9 @@ impl Cluster {
         self.steps.store(steps, SeqCst);
     }
 
-    /// Number of processes that died.
-    pub(super) fn deaths(&self) -> usize {
-        self.deaths.load(SeqCst)
+    /// Number of killed processes.
+    pub(super) fn killed(&self) -> usize {
+        self.killed.load(SeqCst)
     }
 
     /// Number of pods that this owner (`Kind/name`) ever had.
@@ -112,7 +112,7 @@ impl Cluster {
     /// Waits until the check finds no difference.
     pub(super) async fn until(&self, check: impl AsyncFn(&Self) -> Option<String>) {
         let expected = eventually_async("the expected state", 100, async || match check(self).await {
-            Some(difference) => Err(format!("after {} deaths: {difference}", self.deaths())),
+            Some(difference) => Err(format!("after {} killed processes: {difference}", self.killed())),
             None => Ok(()),
         });
         expected.await;
@@ -147,11 +147,11 @@ async fn call(
     client.request(request.expect("a valid request")).await
 }
 
-/// Runs controllers and scheduler. Each process dies at one of its first writes; then the next one starts.
-async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>, deaths: Arc<AtomicUsize>) {
+/// Runs controllers and scheduler. Each process is killed at one of its first writes. Then the next process starts.
+async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>, killed: Arc<AtomicUsize>) {
     loop {
         let step = usize::try_from(chance.below(steps.load(SeqCst))).unwrap_or_default() + 1;
-        // A process that dies before its first write would make no progress.
+        // A process that is killed before its first write would make no progress.
         let is_before = step > 1 && chance.below(2) == 0;
         let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
         let client = fault.client(&admin);
@@ -170,7 +170,7 @@ async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>,
             _ended = async { tokio::join!(controllers, scheduler) } => panic!("a process ended by itself"),
             () = fault.died() => {}
         }
-        deaths.fetch_add(1, SeqCst);
+        killed.fetch_add(1, SeqCst);
     }
 }
 

@@ -7,12 +7,12 @@ use kube::Client;
 use kube::client::Body;
 use tokio::sync::watch;
 
-/// The point at which a process dies. Writes that the server refuses do not count.
+/// The point at which a process is killed. Writes that the server refuses do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Point {
-    /// The process dies before this write, counted from 1.
+    /// The process is killed before this write, counted from 1.
     Before(usize),
-    /// The process dies after this write took effect, and before its response arrives.
+    /// The process is killed after this write took effect, and before its response arrives.
     After(usize),
 }
 
@@ -36,7 +36,7 @@ impl Kind {
     }
 }
 
-/// A process that dies at a point.
+/// A process that is killed at a point.
 pub(super) struct Fault {
     point: Point,
     state: watch::Sender<State>,

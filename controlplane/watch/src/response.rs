@@ -41,7 +41,7 @@ pub(crate) struct Response {
 #[derive(Debug)]
 pub(crate) enum Read {
     Line(Bytes),
-    /// The response ended. `is_short` says whether it ended within a second and without a line.
+    /// The response ended. `is_short` is true if the response ended within a second and without a line.
     End {
         is_short: bool,
     },

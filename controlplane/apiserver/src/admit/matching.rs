@@ -1,4 +1,4 @@
-//! Match rules: determine to which requests a webhook, a policy or a binding applies.
+//! Match rules: select the requests to which a webhook, a policy or a binding applies.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Admission, Attributes, Operation};
 
-/// Parsed rules, selectors and `matchPolicy`.
+/// The parsed match criteria: rules, selectors and `matchPolicy`.
 #[derive(Debug, Default)]
 pub(super) struct Matching {
     rules: Vec<Rule>,

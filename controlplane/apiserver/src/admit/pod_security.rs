@@ -1,4 +1,4 @@
-//! Pod Security admission: the labels of a namespace determine which pods it accepts.
+//! Pod Security admission: the labels of a namespace determine the pods that it accepts.
 //!
 //! Source: `k8s.io/pod-security-admission/admission`. The checks themselves are in `coracle_kinds::pod_security`.
 

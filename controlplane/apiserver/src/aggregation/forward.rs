@@ -134,7 +134,7 @@ impl Forwarder {
         endpoint.send_tls(stream, server, request, self.timeout).await
     }
 
-    /// Sends a request on an idle connection, or on a new one.
+    /// Sends a request on an idle connection, or on a new connection.
     async fn send_repeatable(
         &self,
         pool: &Arc<Pool>,

@@ -57,7 +57,7 @@ fn repeated(request: &Request<Body>) -> Request<Body> {
 // === impl Pool ===
 
 impl Pool {
-    /// Sends a [repeatable](is_repeatable) request to an endpoint, on an idle connection or on a new one. The
+    /// Sends a [repeatable](is_repeatable) request to an endpoint, on an idle connection or on a new connection. The
     /// connection is idle again after the response. `connect` makes the new connection.
     pub(super) async fn send(
         self: &Arc<Self>,

@@ -1,5 +1,5 @@
 //! Impersonation (`kubectl --as`). The user, each group, the uid and each extra value need a permission. The mode
-//! determines which permission (`impersonation/mode.rs`).
+//! determines the permission (`impersonation/mode.rs`).
 //!
 //! Source: `k8s.io/apiserver/pkg/endpoints/filters/impersonation`.
 

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::convert;
 
-/// Empty schema, for a resource that has no schema.
+/// The schema of a resource without a schema: it is empty.
 static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
 
 /// The served versions of the resource of a request.

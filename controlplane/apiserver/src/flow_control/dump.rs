@@ -168,7 +168,7 @@ fn seat_seconds(micros: u64) -> String {
     format!("{}.{:06}00ss", micros / 1_000_000, micros % 1_000_000)
 }
 
-/// Columns of equal width. Each cell but the last one of a row ends with a comma.
+/// Columns of equal width. Each cell except the last cell of a row ends with a comma.
 fn table(header: &[&str], mut rows: Vec<Vec<String>>) -> String {
     rows.insert(0, header.iter().map(|&name| name.to_owned()).collect());
     let mut widths = vec![0; header.len()];

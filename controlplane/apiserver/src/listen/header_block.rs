@@ -15,12 +15,12 @@ pub(super) struct HeaderBlock {
     /// Remaining bytes of the preface, or of the payload of the current frame.
     left: usize,
     header: [u8; FRAME_HEADER],
-    /// Received bytes of `header`.
+    /// Number of received bytes of `header`.
     filled: usize,
     /// Whether the payload is a part of a header block.
     is_part: bool,
     is_last: bool,
-    /// Received bytes of the header block.
+    /// Number of received bytes of the header block.
     bytes: usize,
 }
 

@@ -4,7 +4,7 @@ use prometheus::{IntCounterVec, IntGaugeVec};
 
 use super::{counter, gauge};
 
-/// Reads of a changed configuration file: their number and the time of the last one, by status.
+/// Reads of a changed configuration file: their number and the time of the last read, by status.
 pub(super) struct Reloads {
     pub(super) count: IntCounterVec,
     pub(super) last: IntGaugeVec,

@@ -72,7 +72,7 @@ async fn follow_authentication(state: Weak<State>, file: AuthenticationFile) {
 // === impl AuthenticationFile ===
 
 impl AuthenticationFile {
-    /// Reads the file for the first time. Without a path there is no file, and the configuration is the default one.
+    /// Reads the file for the first time. Without a path there is no file, and the default configuration applies.
     ///
     /// # Errors
     /// The file cannot be read, or is invalid.

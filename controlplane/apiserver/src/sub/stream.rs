@@ -23,7 +23,7 @@ use crate::{
     target::ConnectionGuard,
 };
 
-/// Characters to encode in a path segment: all except the unreserved ones of RFC 3986.
+/// Characters to encode in a path segment: all except the unreserved characters of RFC 3986.
 const SEGMENT: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// Maximum bytes of a kubelet's error message.

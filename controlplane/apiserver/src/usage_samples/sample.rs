@@ -30,7 +30,7 @@ struct Usage {
     memory: u64,
 }
 
-/// The CPU usage between two samples, and the memory of the later one.
+/// The CPU usage between two samples, and the memory of the later sample.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Rate {
     pub(crate) time: Timestamp,

@@ -28,7 +28,7 @@ pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     let reply = socket_body::switch(socket_body::accept_key(&call.headers)?, protocol)?;
     let events = watch::run(call, client.reader())?.into_body();
     let limit = call.state.request_timeout;
-    // The stream of events ends by itself when the server stops.
+    // The stream of events ends when the server stops.
     client.serve(CancellationToken::new(), move |connection| {
         socket_body::copy(connection, events, message, limit)
     });

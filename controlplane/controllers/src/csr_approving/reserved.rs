@@ -40,7 +40,7 @@ impl<'a> Reserved<'a> {
         }
     }
 
-    /// A message that says why the node cannot have the name. `None` if the node can have it.
+    /// The reason why the node cannot have the name. `None` if the node can have it.
     pub(crate) fn refusal_of_name(&self, node: &str, dns: &str) -> Option<String> {
         let dns = dns.trim_end_matches('.').to_ascii_lowercase();
         if SERVICES.iter().any(|end| dns.ends_with(end)) {
@@ -51,7 +51,7 @@ impl<'a> Reserved<'a> {
         (found || SERVER.contains(&dns.as_str())).then(|| format!("{dns} is a name of the API server"))
     }
 
-    /// A message that says why the node cannot have the address. `None` if the node can have it.
+    /// The reason why the node cannot have the address. `None` if the node can have it.
     pub(crate) fn refusal_of_address(&self, node: &str, address: &IpAddr) -> Option<String> {
         let address = address.to_canonical();
         if address.is_loopback() || address.is_unspecified() || address.is_multicast() {

@@ -130,7 +130,7 @@ impl World {
                 return;
             }
         }
-        panic!("never settles");
+        panic!("the rollout does not become stable");
     }
 
     fn roll_to(&mut self, image: &str) {

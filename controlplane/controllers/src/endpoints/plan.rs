@@ -189,7 +189,7 @@ pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     ports
 }
 
-/// The ports of a pod by name and protocol. If several ports have the same name and protocol, the first one counts.
+/// The ports of a pod by name and protocol. If several ports have the same name and protocol, the first port counts.
 fn named_ports(pod: &Pod) -> HashMap<(&str, &str), i32> {
     let containers = pod.spec.containers.iter().chain(&pod.spec.sidecars);
     let mut named = HashMap::new();

@@ -1,4 +1,4 @@
-//! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. No I/O.
+//! Selects the nodes that serve a LoadBalancer service, as k3s's ServiceLB does. No I/O.
 //!
 //! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself
 //! accepts packets to its address. A node never serves ports that it uses itself. The node names these ports in the

@@ -56,7 +56,7 @@ struct Free {
     first: u128,
     looked_at: u128,
     count: u128,
-    /// Used ranges with the size of a pod CIDR. `other` has the used ranges of other sizes.
+    /// Used ranges with the size of a pod CIDR. The field `other` has the used ranges of other sizes.
     same: HashSet<IpNetwork>,
     other: Vec<IpNetwork>,
 }

@@ -88,7 +88,7 @@ pub(crate) fn may_lack_reservations(pod: &Pod) -> bool {
     has_node && !pod.spec.resource_claims.is_empty() && !pod.is_being_deleted() && !pod.finished()
 }
 
-/// The names of the claims in the pod's spec. The flag says whether the claim was created for the pod. Claims without a
+/// The names of the claims in the pod's spec. The flag is true if the claim was created for the pod. Claims without a
 /// name yet are omitted.
 pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
     let mut made: HashMap<&str, Option<&str>> = HashMap::new();

@@ -67,7 +67,7 @@ fn named_texts() -> Shape {
     Box::new(|max| limited(map_of(limited(value("string"), "maxLength", max)), "maxProperties", max))
 }
 
-/// An object with a text that has the limit, and two short ones.
+/// An object with a text that has the limit, and two short texts.
 fn fields(short: Option<i64>) -> Shape {
     Box::new(move |max| {
         let text = |max| limited(value("string"), "maxLength", max);

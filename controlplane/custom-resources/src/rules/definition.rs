@@ -136,7 +136,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Counts an estimated cost. An unknown one is accepted: the cost of the evaluation has a limit, too.
+    /// Counts an estimated cost. An unknown cost is accepted: the cost of the evaluation has a limit, too.
     fn cost(&mut self, path: &Path, name: &str, cost: Option<u64>) {
         if let Some(cost) = cost {
             self.total.add(path, name, cost, self.violations);

@@ -87,7 +87,7 @@ const fn sub(
 
 const SCALE: Subresource = sub("scale", "autoscaling", "v1", "Scale", GET_PATCH_UPDATE);
 
-/// Every built-in kind. [`crate::kind::RuntimeConfig`] says which versions are served.
+/// Every built-in kind. [`crate::kind::RuntimeConfig`] selects the served versions.
 pub static KINDS: &[Kind] = &[
     NAMESPACES,
     NODES,

@@ -46,7 +46,7 @@ pub(super) enum Type {
     MicroTime,
     Quantity,
     IntOrString,
-    /// A message of several fields; its JSON form is the value of the last one that is set.
+    /// A message of several fields; its JSON form is the value of the last field that is set.
     Choice(MessageId),
     /// An embedded JSON document.
     Json,

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::{Cause, Causes};
 
-/// Validates a definition, or an update if the old one is given.
+/// Validates a definition, or an update if the old definition is given.
 pub(crate) fn definition(causes: &mut Causes, new: &Value, old: Option<&Value>) {
     let mut violations = Violations::default();
     match old {

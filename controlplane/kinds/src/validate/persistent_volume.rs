@@ -10,8 +10,8 @@ use super::volume_source::{self, GivenSource, Owner, driver, need};
 use super::{Causes, Path, entries, file_path, format, text};
 
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Sources of volumes, in upstream's order. If a volume has several sources, only the first one is checked, and the
-/// others are refused.
+/// Sources of volumes, in upstream's order. If a volume has several sources, only the first source is checked, and the
+/// other sources are refused.
 #[rustfmt::skip]
 const SOURCES: &[&str] = &[
     "hostPath", "gcePersistentDisk", "awsElasticBlockStore", "glusterfs", "flocker", "nfs", "rbd", "quobyte", "cephfs", "iscsi",

@@ -22,7 +22,7 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
         || (requests_extended(pod) && claims.contains(&uncreated(pod.namespace(), pod.uid())))
 }
 
-/// The name of a pod's claim. `None` if the pod needs no claim object. The error says that the claim is not created
+/// The name of a pod's claim. `None` if the pod needs no claim object. An error means that the claim is not created
 /// yet.
 type ClaimName<'a> = Result<Option<&'a str>, String>;
 

@@ -9,7 +9,7 @@ use crate::snapshot::Candidate;
 /// the refusals of all nodes.
 const MAX_REASONS: usize = 20;
 
-/// A reason for each resource that the node lacks, up to [`MAX_REASONS`]. The flag says whether the node would have
+/// A reason for each resource that the node lacks, up to [`MAX_REASONS`]. The flag is true if the node would have
 /// enough resources without its pods.
 pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let wanted = &needs.requests;

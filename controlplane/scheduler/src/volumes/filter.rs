@@ -125,7 +125,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     }
 }
 
-/// The claim with this key. `is_ephemeral` says whether an ephemeral volume of the pod has the claim. The error is the
+/// The claim with this key. `is_ephemeral` is true if an ephemeral volume of the pod has the claim. The error is the
 /// reason why the pod cannot use the claim.
 fn claim<'a>(state: &'a State, pod: &Pod, key: &Key, is_ephemeral: bool) -> Result<&'a Claim, String> {
     let name = &key.name;

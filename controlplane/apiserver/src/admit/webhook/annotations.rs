@@ -1,4 +1,5 @@
-//! Annotations of the audit event: which webhooks changed the object, and which failed without a refusal.
+//! Annotations of the audit event: the webhooks that changed the object, and the webhooks that failed without a
+//! refusal.
 //!
 //! Source: `webhookAnnotator` of the mutating dispatcher, and `Dispatch` of the validating dispatcher.
 

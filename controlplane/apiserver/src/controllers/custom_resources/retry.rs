@@ -42,7 +42,7 @@ impl Retries {
         failed.map(|failed| failed.message.as_str())
     }
 
-    /// Records a failed attempt and starts a timer for the next one.
+    /// Records a failed attempt and starts a timer for the next attempt.
     pub(super) fn fail(&mut self, name: &str, wanted: String, message: String) {
         if let Some(failed) = self.failed.get_mut(name).filter(|failed| failed.is_waiting) {
             (failed.wanted, failed.message) = (wanted, message);
