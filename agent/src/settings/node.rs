@@ -8,13 +8,14 @@ mod images;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use coracle_agent::{
     AllowedImages, AllowedSysctl, CpuSet, EvictionThresholds, PodPolicy, ServiceProxyConfig, ShutdownPeriods,
     StaticPodSources,
 };
+use coracle_cri::NriSettings;
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
@@ -233,6 +234,14 @@ settings! {
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Time without progress after which the pull of an image fails, at least one second.
+    image_pull_progress_timeout: GoDuration = default "5m", "DURATION";
+    /// Maximum number of layers of one image that are fetched at the same time.
+    max_concurrent_downloads: NonZero<u16> = default "3", "COUNT";
+    /// Maximum size of an unpacked layer of an image.
+    max_layer_size: ByteSize = default "64Gi", "BYTES";
+    /// Maximum number of files, directories and other entries of a layer of an image.
+    max_layer_entries: NonZero<u32> = default "4000000", "COUNT";
     /// Pull one image at a time. By default, images are pulled at the same time.
     serialize_image_pulls: bool = default "false", "BOOL";
     /// Maximum number of images that are pulled at the same time. More than 1 only without serialize-image-pulls.
@@ -260,6 +269,12 @@ settings! {
     nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
     /// Directory of the configurations of NRI plugins.
     nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
+    /// Time in which an NRI plugin must register, and receive all pods.
+    nri_plugin_registration_timeout: GoDuration = default "5s", "DURATION";
+    /// Time in which an NRI plugin must answer any other request.
+    nri_plugin_request_timeout: GoDuration = default "2s", "DURATION";
+    /// Directories of device descriptions (CDI). A later directory takes precedence.
+    cdi_spec_dir: Vec<PathBuf> = default "/etc/cdi,/var/run/cdi", "DIR";
     /// Size at which a container's log file is rotated.
     container_log_max_size: ByteSize = default "10Mi", "BYTES", also "log-max-size";
     /// Maximum number of log files of a container.
@@ -314,6 +329,7 @@ impl NodeSettings {
         Some(Node {
             dirs: dirs.clone(),
             cni: self.cni(),
+            nri: self.nri(&dirs.run),
             reports: reports::decide(&self),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: local_volume_dir?,
@@ -348,7 +364,7 @@ impl NodeSettings {
             shutdown_periods: shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
             images: images?,
-            nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &dirs.run),
+            cdi_spec_dirs: self.cdi_spec_dir,
             log_max_size: self.container_log_max_size.0,
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
@@ -369,6 +385,17 @@ impl NodeSettings {
     fn cni(&self) -> Cni {
         let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
+    }
+
+    fn nri(&self, run_dir: &Path) -> NriSettings {
+        let plugins = nri::Plugins {
+            socket: self.nri_socket.clone(),
+            dir: self.nri_plugin_dir.clone(),
+            config_dir: self.nri_plugin_config_dir.clone(),
+            registration_timeout: self.nri_plugin_registration_timeout.0,
+            request_timeout: self.nri_plugin_request_timeout.0,
+        };
+        plugins.decide(run_dir)
     }
 
     pub(super) fn proxy(&self) -> ServiceProxyConfig {

@@ -61,6 +61,7 @@ pub(crate) struct Node {
     pub(crate) lease_seconds: u16,
     pub(crate) images: NodeImages,
     pub(crate) nri: NriSettings,
+    pub(crate) cdi_spec_dirs: Vec<PathBuf>,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
