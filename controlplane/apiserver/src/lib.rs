@@ -110,7 +110,7 @@ mod webhook_client;
 mod webhook_connections;
 mod write;
 
-pub use admit::PluginSelection;
+pub use admit::{PluginSelection, TolerationSeconds};
 pub use aggregation::FrontProxy;
 pub use audit::{AuditBatch, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
