@@ -10,6 +10,7 @@ pub(crate) mod pod_counts;
 pub(crate) mod pod_creations;
 pub(crate) mod selector_index;
 pub(crate) mod service_addresses;
+mod service_index;
 pub(crate) mod service_ports;
 pub(crate) mod volume_index;
 pub(crate) mod zones;
