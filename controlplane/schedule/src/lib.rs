@@ -112,8 +112,8 @@ impl FromStr for TimeZone {
 // === impl Schedule ===
 
 impl Schedule {
-    /// The first time after this one, which is a whole second. None if the schedule does not fire within five years, for
-    /// example on 30 February. The time zone applies to schedules without a prefix.
+    /// The first time after this one, which is a whole second. None if the schedule does not fire within five years,
+    /// for example on 30 February. The time zone applies to schedules without a prefix.
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let zone = self.zone.as_ref().unwrap_or(zone);
         // Before 1970 the fraction of a second is negative.
