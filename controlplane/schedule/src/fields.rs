@@ -2,8 +2,6 @@
 
 use std::num::{IntErrorKind, ParseIntError};
 
-use crate::ScheduleError;
-
 /// Bit of a field that is a star, without a step above 1.
 const STAR: u64 = 1 << 63;
 
@@ -96,12 +94,8 @@ struct Bounds {
 // === impl Fields ===
 
 impl Fields {
-    /// Parses five fields with white space between them.
-    pub(crate) fn parse(text: &str) -> Result<Self, ScheduleError> {
-        let fields: Vec<&str> = text.split_whitespace().collect();
-        let [minutes, hours, days, months, weekdays] = fields[..] else {
-            return Err(ScheduleError::Fields { count: fields.len(), fields: fields.join(" ") });
-        };
+    /// Parses the fields in their order: minute, hour, day of the month, month, weekday.
+    pub(crate) fn parse([minutes, hours, days, months, weekdays]: [&str; 5]) -> Result<Self, FieldError> {
         Ok(Self {
             minutes: field(minutes, &MINUTES)?,
             hours: field(hours, &HOURS)?,

@@ -175,7 +175,11 @@ fn form(text: &str) -> Result<Form, ScheduleError> {
     if fields.starts_with('@') {
         return Err(ScheduleError::Descriptor(text.to_owned()));
     }
-    Ok(Form::Fields(Fields::parse(fields)?))
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let Ok(five) = <[&str; 5]>::try_from(&fields[..]) else {
+        return Err(ScheduleError::Fields { count: fields.len(), fields: fields.join(" ") });
+    };
+    Ok(Form::Fields(Fields::parse(five)?))
 }
 
 #[cfg(test)]
