@@ -2,6 +2,7 @@
 //! sets, of stateful sets and of jobs. The [`Context`](crate::context::Context) holds it.
 
 pub(crate) mod daemon_backoff;
+pub(crate) mod deletions;
 pub(crate) mod failed_pods;
 pub(crate) mod group_members;
 pub(crate) mod job_creations;
