@@ -93,8 +93,8 @@ async fn temporary_failures_are_tried_again_and_final_ones_are_not() {
 #[tokio::test]
 async fn a_failed_connection_is_tried_again_only_if_requested() {
     let hook = Hook::start(|_| (200, "{}".to_owned())).await;
-    // The listener is closed at the end of the statement.
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let reserved = coracle_testing::ClosedPort::reserve();
+    let closed = reserved.address();
     let file = json!({
         "clusters": [{"name": "c", "cluster": {"server": format!("http://{closed}")}}], "current-context": "x",
         "contexts": [{"name": "x", "context": {"cluster": "c"}}],

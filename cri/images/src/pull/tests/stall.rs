@@ -132,7 +132,8 @@ async fn a_stalled_mirror_is_skipped_and_the_error_lists_every_host() {
     write(registry.address(), &[stalling.address(), absent.address()]);
     assert_eq!(images.pull("r.example/app", None, None).await.unwrap().id, image.id());
     images.remove("r.example/app").await.unwrap();
-    let dead = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string();
+    let reserved = coracle_testing::ClosedPort::reserve();
+    let dead = reserved.address().to_string();
     for (server, kind, last) in [
         (dead.as_str(), ErrorKind::Unavailable, "cannot reach"),
         (forbidding.address(), ErrorKind::Unauthorized, "403 Forbidden (DENIED: not yours)"),
