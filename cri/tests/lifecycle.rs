@@ -172,13 +172,26 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
     machine.remove_pod(&next_pod).await;
 }
 
+/// A script that waits for [`go_on`].
+fn waiting(then: &str) -> String {
+    format!("while [ ! -e /tmp/go ]; do usleep 20000; done; {then}")
+}
+
+/// Ends the wait of a container's first process.
+fn go_on(pid: i32) {
+    std::fs::write(format!("/proc/{pid}/root/tmp/go"), "").expect("write");
+}
+
 async fn a_restarted_runtime_finds_all_objects(machine: &mut Machine) {
     let pod = machine.pod("again").await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
-    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
-    let pid = machine.pid(&stays).await;
+    let ends = machine.run(&pod, "ends", &["sh", "-c", &waiting("exit 9")]).await;
+    let (pid, ends_pid) = (machine.pid(&stays).await, machine.pid(&ends).await);
     let before = machine.sandbox(&pod).await;
-    machine.restart(Duration::from_secs(1)).await;
+    machine.close_runtime().await;
+    go_on(ends_pid);
+    fixture::ends(ends_pid).await;
+    machine.open_runtime().await;
     assert_eq!(machine.sandbox(&pod).await, before);
     assert_eq!(machine.pid(&stays).await, pid);
     assert!(alive(pid));
@@ -214,8 +227,8 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
 /// Containers end and then their shim dies while the runtime is stopped. The shim's records have the exit codes.
 async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
     let pod = machine.pod("unseen").await;
-    let ends = machine.run(&pod, "ends", &["sh", "-c", "sleep 0.5; exit 9"]).await;
-    let script = ["sh", "-c", "sleep 0.5; x=a; while :; do x=$x$x; done"];
+    let ends = machine.run(&pod, "ends", &["sh", "-c", &waiting("exit 9")]).await;
+    let script = ["sh", "-c", &waiting("x=a; while :; do x=$x$x; done")];
     let hog = machine.create(&pod, "hog", &script, |config| {
         config.linux.get_or_insert_default().resources =
             Some(cri::LinuxContainerResources { memory_limit_in_bytes: 32 << 20, ..Default::default() });
@@ -224,7 +237,9 @@ async fn the_exit_code_survives_the_shim(machine: &mut Machine) {
     machine.start(&hog).await;
     let stays = machine.run(&pod, "stays", &["sleep", "1000"]).await;
     let shim = machine.shim_pid(&pod).await;
+    let pids = [machine.pid(&ends).await, machine.pid(&hog).await];
     machine.close_runtime().await;
+    pids.into_iter().for_each(go_on);
     let exits = machine.path("state/sandboxes").join(&pod).join("exits");
     for id in [&ends, &hog] {
         let recorded = async || std::fs::metadata(exits.join(id)).is_ok_and(|written| written.len() > 0);
