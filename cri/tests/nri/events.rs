@@ -44,7 +44,7 @@ pub(crate) async fn every_event_is_delivered_once_in_order_and_with_names(machin
     assert!(container.linux.unwrap().cgroups_path.ends_with(&by_itself));
     let ended = plugin.heard_of(&by_itself)[5].about.container.clone().unwrap();
     assert_eq!((ended.state(), ended.exit_code), (ContainerState::ContainerStopped, 3));
-    plugin.leave().await;
+    plugin.leave();
 }
 
 pub(crate) async fn an_older_plugin_gets_state_changes(machine: &mut Machine) {
@@ -63,7 +63,7 @@ pub(crate) async fn an_older_plugin_gets_state_changes(machine: &mut Machine) {
     machine.remove_pod(&pod).await;
     assert_eq!(plugin.methods_of(&pod), ["StateChange 1"]);
     assert_eq!(plugin.methods_of(&id), ["StateChange 11"]);
-    plugin.leave().await;
+    plugin.leave();
 }
 
 pub(crate) async fn a_refusal_by_a_plugin_leaves_nothing(machine: &mut Machine) {
@@ -100,7 +100,7 @@ pub(crate) async fn a_refusal_by_a_plugin_leaves_nothing(machine: &mut Machine) 
     let runs = machine.run(&pod, "runs", &["sleep", "1000"]).await;
     assert!(crate::fixture::alive(machine.pid(&runs).await));
     machine.remove_pod(&pod).await;
-    plugin.leave().await;
+    plugin.leave();
 }
 
 pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machine) {
@@ -114,7 +114,7 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     assert_eq!(silent.methods_of(&pod), ["RunPodSandbox"]);
     silent.connection.closed().await;
     assert_eq!(well.methods_of(&pod), ["RunPodSandbox"]);
-    well.leave().await;
+    well.leave();
     machine.restart(Duration::ZERO).await;
     let well = Plugin::join(&machine.path("nri.sock"), "20", |_| PluginReply::Yes).await;
     // A plugin that dies during a call does not fail the operation.
@@ -129,5 +129,5 @@ pub(crate) async fn a_plugin_that_does_not_answer_is_dropped(machine: &mut Machi
     };
     tokio::join!(machine.run(&pod, "c", &["sleep", "1000"]), dies);
     machine.remove_pod(&pod).await;
-    well.leave().await;
+    well.leave();
 }

@@ -32,7 +32,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
             assert_eq!(plugin.methods_of(&ended), ["RemoveContainer"]);
             assert_eq!(plugin.methods_of(&pod), ["StopPodSandbox", "RemovePodSandbox"]);
         }
-        plugin.leave().await;
+        plugin.leave();
     }
 }
 
