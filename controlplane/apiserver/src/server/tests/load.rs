@@ -9,7 +9,12 @@ use http_body_util::StreamBody;
 use tokio::io::AsyncReadExt as _;
 
 use super::*;
-use crate::{cache::parses, offload};
+use crate::{
+    cache::{key_of, parses},
+    field_manager::Writer,
+    offload,
+    write::{self, Part, Target},
+};
 
 /// Users with all permissions, who are not exempt from limits. Tests that occupy the slots of one user have different
 /// users, because all tests share the slots.
@@ -119,6 +124,33 @@ async fn concurrent_json_patches_of_an_object_all_succeed() {
     futures::future::join_all((0..100).map(patch)).await;
     let data = fixture.get(&map).await.body["data"].clone();
     assert_eq!(data.as_object().unwrap().len(), 101, "{data}");
+}
+
+#[tokio::test]
+async fn a_write_that_requires_a_former_revision_fails_without_a_turn() {
+    let fixture = Fixture::new().await;
+    let made = fixture.post(CONFIG_MAPS, config_map("a", json!({}))).await.body;
+    let revision = made["metadata"]["resourceVersion"].as_str().unwrap();
+    let kind = coracle_kinds::kind::by_kind("v1", "ConfigMap").unwrap();
+    let call = Call::internal(&fixture.api.state, kind.clone(), &made);
+    let written = async |value: &str| {
+        let (mut attempts, target) = (0, Target { name: "a", revision });
+        let written = write::update_target(&call, target, Part::Main, Writer::Update, |old| {
+            attempts += 1;
+            write::check_revision(kind, old, &revision.into())?;
+            let mut new = old.clone();
+            new["data"]["key"] = value.into();
+            Ok(new)
+        });
+        let code = written.await.map_or_else(|error| error.code, |_stored| 200);
+        (code, attempts)
+    };
+    // Another write has the turn.
+    let _turn = fixture.api.state.write_turns.enter(&key_of(kind, "default", "a")).await.unwrap();
+    let (one, other) = futures::future::join(written("b"), written("c")).await;
+    let mut written = [one, other];
+    written.sort_unstable();
+    assert_eq!(written, [(200, 1), (409, 1)]);
 }
 
 #[tokio::test]
