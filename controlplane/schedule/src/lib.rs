@@ -9,7 +9,7 @@ mod search;
 
 use std::str::FromStr;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 pub use fields::FieldError;
 use fields::Fields;
@@ -123,6 +123,27 @@ impl Schedule {
             Form::Fields(fields) => search::next(fields, second, &zone.0)?,
         };
         Timestamp::from_second(next).ok()
+    }
+
+    /// The last time that is not after `until`. `first` is such a time, and the times of `@every` continue from it. The
+    /// number of times between the two has no effect on the cost.
+    pub fn last(&self, first: Timestamp, until: Timestamp, zone: &TimeZone) -> Timestamp {
+        if let Form::Every(seconds) = &self.form {
+            let span = until.duration_since(first).as_secs().max(0);
+            return first.checked_add(SignedDuration::from_secs(span - span % seconds)).unwrap_or(first);
+        }
+        // The last time is between `last` and `end`. Each step halves the distance, because stepping through the times
+        // of `* * * 1-6 *` takes hundreds of thousands of searches.
+        let (mut last, mut end) = (first, until.as_second());
+        while last.as_second() < end {
+            let middle = last.as_second() + (end - last.as_second()) / 2;
+            let next = Timestamp::from_second(middle).ok().and_then(|middle| self.next(middle, zone));
+            match next.filter(|next| *next <= until) {
+                Some(next) => last = next,
+                None => end = middle,
+            }
+        }
+        last
     }
 }
 

@@ -1,7 +1,7 @@
 //! Missed times of a schedule.
 
 use coracle_schedule::{Schedule, TimeZone};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 /// Number of missed times above which a cron job without deadline gets a warning.
 pub(super) const MANY_MISSED: i64 = 100;
@@ -25,25 +25,7 @@ pub(super) fn times(schedule: &Schedule, zone: &TimeZone, from: Timestamp, now: 
     let Some(second) = next(first) else { return Times { missed: Some(first), many: false, next: None } };
     let interval = second.duration_since(first).as_secs().max(1);
     let count = now.duration_since(first).as_secs() / interval + 1;
-    // The intervals of a schedule differ. So start one interval before the last expected time, or earlier, and step
-    // forward from there. As upstream, each start is a multiple of the interval after the first time, because the times
-    // of `@every` depend on it (`mostRecentScheduleTime`).
-    let mut back: i64 = 1;
-    let mut missed = None;
-    while missed.is_none() {
-        let expected = interval.saturating_mul((count - 1).saturating_sub(back));
-        let start = first.checked_add(SignedDuration::from_secs(expected)).unwrap_or(first);
-        let mut at = if start <= first { Some(first) } else { next(start) };
-        while let Some(time) = at.filter(|time| *time <= now) {
-            missed = Some(time);
-            at = next(time);
-        }
-        if start <= first {
-            break;
-        }
-        back = back.saturating_mul(4);
-    }
-    let missed = missed.unwrap_or(first);
+    let missed = schedule.last(first, now, zone);
     Times { missed: Some(missed), many: count > MANY_MISSED, next: next(missed) }
 }
 
@@ -95,6 +77,22 @@ mod tests {
                 text("2026-01-01T00:01:00Z"),
                 true,
                 "2026-02-01T00:00:00Z",
+            ),
+            (
+                "* * * 1-6 *",
+                "2016-01-01T00:00:00Z",
+                "2025-12-31T12:00:00Z",
+                text("2025-06-30T23:59:00Z"),
+                true,
+                "2026-01-01T00:00:00Z",
+            ),
+            (
+                "@every 1ns",
+                "2016-01-01T00:00:00Z",
+                "2026-01-01T00:00:00.5Z",
+                text("2026-01-01T00:00:00Z"),
+                true,
+                "2026-01-01T00:00:01Z",
             ),
             (
                 "@every 1h",
