@@ -27,12 +27,13 @@ pub(crate) struct ImageStore {
 // === impl ImageStore ===
 
 impl ImageStore {
-    /// Refuses a timeout with which no image can be pulled.
+    /// Refuses values with which no image can be pulled.
     pub(super) fn checked(self) -> anyhow::Result<Self> {
         anyhow::ensure!(
             self.progress_timeout >= PROGRESS_TIMEOUT_MIN,
             "image-pull-progress-timeout must be at least 1s"
         );
+        anyhow::ensure!(self.max_layer_bytes > 0, "max-layer-size must be more than 0");
         Ok(self)
     }
 

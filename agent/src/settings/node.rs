@@ -237,7 +237,7 @@ settings! {
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
     /// Time without progress after which the pull of an image fails, at least one second.
     image_pull_progress_timeout: GoDuration = default "5m", "DURATION";
-    /// Maximum number of layers of one image that are fetched at the same time.
+    /// Maximum number of layers of one image that are fetched at the same time. Values above 8 have no effect.
     max_concurrent_downloads: NonZero<u16> = default "3", "COUNT";
     /// Maximum size of an unpacked layer of an image.
     max_layer_size: ByteSize = default "64Gi", "BYTES";
@@ -331,11 +331,12 @@ impl NodeSettings {
         let directories = self.directories(&dirs.state, sources);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let reserved = resource_managers::reserved(&self);
+        let nri = sources.take(self.nri(&dirs.run));
         let directories = directories?;
         Some(Node {
             dirs: dirs.clone(),
             cni: self.cni(),
-            nri: self.nri(&dirs.run),
+            nri: nri?,
             reports: reports::decide(&self),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: directories.local_volumes,
@@ -401,7 +402,7 @@ impl NodeSettings {
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
     }
 
-    fn nri(&self, run_dir: &Path) -> NriSettings {
+    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
         let plugins = nri::Plugins {
             socket: self.nri_socket.clone(),
             dir: self.nri_plugin_dir.clone(),

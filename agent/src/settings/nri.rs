@@ -26,21 +26,27 @@ pub(super) struct Plugins {
 
 impl Plugins {
     /// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its
-    /// own run directory, and starts no plugins unless a setting names them.
-    pub(super) fn decide(self, run_dir: &Path) -> NriSettings {
+    /// own run directory, and starts no plugins unless a setting names them. Refuses timeouts with which each plugin
+    /// fails.
+    pub(super) fn decide(self, run_dir: &Path) -> anyhow::Result<NriSettings> {
+        for (name, timeout) in
+            [("registration", self.registration_timeout), ("request", self.request_timeout)]
+        {
+            anyhow::ensure!(!timeout.is_zero(), "nri-plugin-{name}-timeout must be more than 0");
+        }
         let own = run_dir == Path::new(OWN_RUN_DIR);
         let socket = self.socket.unwrap_or_else(|| {
             PathOrOff(Some(if own { "/var/run/nri/nri.sock".into() } else { run_dir.join("nri.sock") }))
         });
         let plugins = self.dir.unwrap_or_else(|| PathOrOff(own.then(|| "/opt/nri/plugins".into())));
-        NriSettings {
+        Ok(NriSettings {
             socket: socket.0,
             plugins: plugins.0,
             configs: self.config_dir,
             registration_timeout: self.registration_timeout,
             request_timeout: self.request_timeout,
             ..NriSettings::default()
-        }
+        })
     }
 }
 
@@ -58,7 +64,7 @@ mod tests {
                 registration_timeout: Duration::from_secs(5),
                 request_timeout: Duration::from_secs(2),
             };
-            let settings = plugins.decide(Path::new(run_dir));
+            let settings = plugins.decide(Path::new(run_dir)).unwrap();
             (settings.socket, settings.plugins)
         };
         let own = of(None, None, "/run/coracle");

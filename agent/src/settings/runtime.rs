@@ -38,7 +38,7 @@ settings! {
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
     /// Time without progress after which the pull of an image fails, at least one second.
     image_pull_progress_timeout: GoDuration = default "5m", "DURATION";
-    /// Maximum number of layers of one image that are fetched at the same time.
+    /// Maximum number of layers of one image that are fetched at the same time. Values above 8 have no effect.
     max_concurrent_downloads: NonZero<u16> = default "3", "COUNT";
     /// Maximum size of an unpacked layer of an image.
     max_layer_size: ByteSize = default "64Gi", "BYTES";
@@ -134,10 +134,11 @@ impl RuntimeSettings {
         }
         let image_store = sources.take(self.image_store().checked());
         let state = state?;
+        let nri = sources.take(self.nri(&state));
         Some(Runtime {
             socket: socket?,
             root: root?,
-            nri: self.nri(&state),
+            nri: nri?,
             state,
             cni: self.cni(),
             image_store: image_store?,
@@ -171,7 +172,7 @@ impl RuntimeSettings {
         }
     }
 
-    fn nri(&self, run_dir: &Path) -> NriSettings {
+    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
         let plugins = nri::Plugins {
             socket: self.nri_socket.clone(),
             dir: self.nri_plugin_dir.clone(),
@@ -274,6 +275,12 @@ mod tests {
         assert_eq!(runtime.mtu, Some(1400));
         let problem = resolve(&["--image-pull-progress-timeout=0"], "").unwrap_err();
         assert!(problem.contains("image-pull-progress-timeout must be at least 1s"), "{problem}");
+        let problem = resolve(&["--max-layer-size=0"], "").unwrap_err();
+        assert!(problem.contains("max-layer-size must be more than 0"), "{problem}");
+        for name in ["nri-plugin-registration-timeout", "nri-plugin-request-timeout"] {
+            let problem = resolve(&[&format!("--{name}=0")], "").unwrap_err();
+            assert!(problem.contains(&format!("{name} must be more than 0")), "{problem}");
+        }
     }
 
     #[test]

@@ -251,7 +251,10 @@ fn very_many_endpoints_have_a_chain_of_their_own() {
     let endpoints = |count: usize| {
         let address = |number: usize| format!("10.44.{}.{}", number / 250, number % 250);
         let all = (0..count).map(|number| json!({"addresses": [address(number)], "nodeName": "there"}));
-        planned(json!({"clusterIP": "10.43.1.1"}), all.collect())
+        let all: Vec<Value> = all.collect();
+        // A slice has at most 1,000 endpoints.
+        let slices: Vec<_> = all.chunks(1000).flat_map(|some| slice(json!(some))).collect();
+        plan(&service(json!({"clusterIP": "10.43.1.1"})), &slices, &node())
     };
     let of = |program: &Program| verdict(program, Map::Services, at("10.43.1.1", 80)).unwrap();
     assert_eq!(of(&endpoints(SHARED_MAX)), format!("one of {SHARED_MAX}"));

@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::choice::{Choice, SHARED_MAX, sizes};
+use crate::choice::{Choice, SHARED_MAX, limits, sizes};
 use crate::endpoints::Target;
 use crate::program::Map;
 
@@ -20,6 +20,8 @@ struct Kernel {
     chains: BTreeMap<String, Vec<Rule>>,
     affinities: BTreeMap<String, Affinity>,
     elements: BTreeMap<ElementId, Entry>,
+    /// The maps of targets.
+    targets: BTreeMap<(bool, coracle_nft::Key), coracle_nft::Value>,
 }
 
 // === impl Kernel ===
@@ -32,6 +34,7 @@ impl Kernel {
             assert_eq!(self.elements.get(element_id), before.as_ref(), "{element_id:?} is not as recorded");
             self.elements.remove(element_id);
         }
+        self.change_targets(proxy, &difference.before);
         for chain in &difference.flushed {
             assert!(self.chains.contains_key(chain), "{chain} does not exist");
         }
@@ -66,13 +69,53 @@ impl Kernel {
         }
     }
 
+    /// Changes the maps of targets as the transaction: all removed elements first, then all added elements.
+    fn change_targets(&mut self, proxy: &Proxy, before: &BTreeMap<ElementId, Option<Entry>>) {
+        let mut added = Vec::new();
+        for (element_id, before) in before {
+            let now = proxy.element(element_id);
+            let changes = Entry::target_changes(element_id, before.as_ref(), now.as_ref());
+            for element in changes.ended {
+                let removed = self.targets.remove(&(element_id.is_ipv4, element.key));
+                assert_eq!(removed, element.value, "the element does not exist");
+            }
+            added.extend(changes.added.into_iter().map(|element| (element_id.is_ipv4, element)));
+        }
+        for (is_ipv4, element) in added {
+            let former = self.targets.insert((is_ipv4, element.key), element.value.unwrap());
+            assert_eq!(former, None, "the element exists");
+        }
+    }
+
+    /// The targets that the rules of a chain with this number of slots choose for the key.
+    fn chosen(&self, slots: usize, key: &coracle_nft::Key, is_ipv4: bool) -> BTreeSet<Target> {
+        let mut chosen = BTreeSet::new();
+        for limit in limits(slots) {
+            let numbers = 0..u32::try_from(limit).unwrap();
+            let found = numbers.map(|number| self.targets.get(&(is_ipv4, key.clone().number(number))));
+            let found: Vec<_> = found.collect();
+            chosen.extend(found.iter().flatten().map(|value| match value {
+                coracle_nft::Value::Target(address, port) => Target { address: *address, port: *port },
+                other => panic!("{other:?}"),
+            }));
+            if found.iter().all(Option::is_some) {
+                return chosen;
+            }
+        }
+        panic!("a packet passes all rules of {slots} slots");
+    }
+
     /// The table of a fresh start with the same targets: their numbers, and the slots, depend on earlier changes.
     fn renumbered(mut self) -> Self {
-        for entry in self.elements.values_mut() {
+        self.targets.clear();
+        for (element_id, entry) in &mut self.elements {
             if let Entry::OneOf(choice) = entry {
                 let mut targets = choice.targets.to_vec();
                 targets.sort_unstable();
                 *choice = Choice::of(&targets);
+                let added = Entry::target_changes(element_id, None, Some(&*entry)).added;
+                let added = added.into_iter().map(|one| ((element_id.is_ipv4, one.key), one.value.unwrap()));
+                self.targets.extend(added);
             }
         }
         self
@@ -232,7 +275,7 @@ fn actual(
     let at = |map| kernel.elements.get(&ElementId { map, is_ipv4, key: key.clone() });
     // The kernel looks up services before rejected ports.
     match (at(Map::Services), at(Map::Rejected)) {
-        (Some(Entry::OneOf(choice)), _) => Outcome::To(choice.targets.iter().copied().collect()),
+        (Some(Entry::OneOf(choice)), _) => Outcome::To(kernel.chosen(choice.slots, key, is_ipv4)),
         (Some(Entry::Verdict(Verdict::Goto(chain))), _) => Outcome::To(targets[chain].clone()),
         (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::REJECT => Outcome::Reject,
         (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::DROP => Outcome::Drop,

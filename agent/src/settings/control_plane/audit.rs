@@ -51,8 +51,9 @@ impl ControlPlaneSettings {
     }
 
     fn log_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
-        let sizes = [self.audit_log_truncate_max_event_size, self.audit_log_truncate_max_batch_size];
-        truncate("log", self.audit_log_truncate_enabled, sizes)
+        let event = self.audit_log_truncate_max_event_size;
+        let batch = self.audit_log_truncate_max_batch_size;
+        truncate("log", self.audit_log_truncate_enabled, event, batch)
     }
 
     fn log_batch(&self) -> anyhow::Result<AuditBatch> {
