@@ -128,9 +128,9 @@ mod tests {
 
     #[tokio::test]
     async fn requests_of_components_are_changes_unless_they_are_for_leases() {
-        // The port is closed again when the listener is dropped. A request counts before it is sent.
-        let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-        let mut config = kube::Config::new(format!("http://{closed}").parse().unwrap());
+        // A request counts before it is sent.
+        let closed = coracle_testing::ClosedPort::reserve();
+        let mut config = kube::Config::new(format!("http://{}", closed.address()).parse().unwrap());
         config.root_cert = Some(Vec::new());
         let (requests, mut changes) = watch::channel(());
         let client = component_client(config, requests).unwrap();

@@ -30,16 +30,19 @@ fn reply(path: &str, metrics: &MetricsText) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace_async, ip};
     use http_body_util::BodyExt as _;
 
     use super::*;
 
-    #[tokio::test]
-    async fn silent_connections_to_a_component_are_limited() {
-        let port = health_server::free_port();
-        let server = tokio::spawn(serve(port, Arc::new(String::new)));
-        health_server::assert_limited(port).await;
-        server.abort();
+    #[test]
+    fn silent_connections_to_a_component_are_limited() {
+        in_new_namespace_async(async || {
+            ip("link set lo up");
+            let server = tokio::spawn(serve(10257, Arc::new(String::new)));
+            health_server::assert_limited(10257).await;
+            server.abort();
+        });
     }
 
     #[tokio::test]

@@ -107,8 +107,8 @@ fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
         shown["providerID"] = json!(id);
     }
     shown["nodeStatusMaxImages"] = config.reports.max_images.map_or(json!(-1), |max| json!(max));
-    add_rate(shown, ["eventRecordQPS", "eventBurst"], config.reports.event_rate);
-    add_rate(shown, ["registryPullQPS", "registryBurst"], policy.pull_rate.rate());
+    add_rate(shown, "eventRecordQPS", "eventBurst", config.reports.event_rate);
+    add_rate(shown, "registryPullQPS", "registryBurst", policy.pull_rate.rate());
 }
 
 /// Adds the limit of image pulls at the same time. A limit of 1 is `serializeImagePulls`. Without a limit
@@ -127,7 +127,7 @@ fn rotates(identity: &Identity) -> bool {
 }
 
 /// Adds a rate limit under the names of its two fields. As in the kubelet, 0 requests per second means no limit.
-fn add_rate(shown: &mut Value, [per_second, burst]: [&str; 2], rate: Option<RequestRate>) {
+fn add_rate(shown: &mut Value, per_second: &str, burst: &str, rate: Option<RequestRate>) {
     shown[per_second] = json!(rate.map_or(0, |rate| rate.per_second.get()));
     if let Some(rate) = rate {
         shown[burst] = json!(rate.burst.get());

@@ -157,12 +157,6 @@ pub(crate) async fn assert_limited(port: u16) {
     assert!(matches!(closed, Ok(Ok(0) | Err(_))), "the oldest connection is not closed");
 }
 
-/// A port of the loopback address that no server uses.
-#[cfg(test)]
-pub(crate) fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 #[cfg(test)]
 mod tests {
     use coracle_connections::Limits;

@@ -26,14 +26,18 @@ fn reply(path: &str, _client: IpAddr) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace_async, ip};
+
     use super::*;
 
-    #[tokio::test]
-    async fn silent_connections_to_the_nodes_health_are_limited() {
-        let port = health_server::free_port();
-        let server = tokio::spawn(serve(SocketAddr::from(([127, 0, 0, 1], port))));
-        health_server::assert_limited(port).await;
-        server.abort();
+    #[test]
+    fn silent_connections_to_the_nodes_health_are_limited() {
+        in_new_namespace_async(async || {
+            ip("link set lo up");
+            let server = tokio::spawn(serve(SocketAddr::from(([127, 0, 0, 1], 10248))));
+            health_server::assert_limited(10248).await;
+            server.abort();
+        });
     }
 
     #[test]

@@ -151,6 +151,8 @@ fn absent() -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace_async, ip};
+
     use super::*;
 
     fn node(taint: &str) -> Node {
@@ -158,16 +160,19 @@ mod tests {
         serde_json::from_value(json!({"metadata": {}, "spec": {"taints": taints}})).unwrap()
     }
 
-    #[tokio::test]
-    async fn silent_connections_to_the_proxys_health_are_limited() {
-        let ports = [health_server::free_port(), health_server::free_port()];
-        let [healthz, status] = ports.map(|port| Some(SocketAddr::from(([127, 0, 0, 1], port))));
-        let node = watch::channel(None).1;
-        let server = tokio::spawn(serve(healthz, status, ProxyState::default(), node));
-        for port in ports {
-            health_server::assert_limited(port).await;
-        }
-        server.abort();
+    #[test]
+    fn silent_connections_to_the_proxys_health_are_limited() {
+        in_new_namespace_async(async || {
+            ip("link set lo up");
+            let ports = [10256, 10249];
+            let [healthz, status] = ports.map(|port| Some(SocketAddr::from(([127, 0, 0, 1], port))));
+            let node = watch::channel(None).1;
+            let server = tokio::spawn(serve(healthz, status, ProxyState::default(), node));
+            for port in ports {
+                health_server::assert_limited(port).await;
+            }
+            server.abort();
+        });
     }
 
     #[tokio::test(start_paused = true)]

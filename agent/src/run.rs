@@ -34,7 +34,7 @@ use backend::backend;
 use configs::{node_config, server_config};
 use context::ContextParts;
 use devices::open_devices;
-use pods::spawn_pod_tasks;
+use pods::{PodSignals, spawn_pod_tasks};
 use services::{spawn_network_policies, spawn_service_tasks};
 
 pub use error::Error;
@@ -96,7 +96,7 @@ async fn run_agent(
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
-    spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
+    spawn_pod_tasks(&mut tasks, &node, &agent, PodSignals { evicted, device_changes });
     let machine = pod::MachineShutdown::new(Arc::clone(&node), agent.node());
     tasks.spawn(image_reports(&node, &agent, runtime.image_changes));
     tasks.spawn(agent.run(shutdown.clone()).boxed());

@@ -212,7 +212,7 @@ fn answer(health: &Health, client: IpAddr, is_proxy_healthy: bool) -> Reply {
 
 #[cfg(test)]
 mod tests {
-
+    use coracle_testing::{in_new_namespace_async, ip};
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
@@ -279,37 +279,43 @@ mod tests {
         assert_eq!((status(true), status(false)), (StatusCode::OK, StatusCode::SERVICE_UNAVAILABLE));
     }
 
-    #[tokio::test]
-    async fn the_server_answers_with_the_newest_state() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let known = Health {
-            namespace: "n".to_owned(),
-            name: "s".to_owned(),
-            local_endpoints: LocalEndpoints { ipv4: Some(0), ipv6: None },
-        };
-        let (health, receiver) = watch::channel(known);
-        let server = tokio::spawn(serve(
-            free,
-            receiver,
-            ProxyState::default(),
-            Arc::default(),
-            Connections::new(Share::ServiceHealthConnections.limits()),
-        ));
-        let ask = async || {
-            let connect = async || TcpStream::connect(("127.0.0.1", free)).await.ok();
-            let mut stream = coracle_testing::eventually_async("the server listens", 10, connect).await;
-            stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await.unwrap();
-            let mut text = String::new();
-            stream.read_to_string(&mut text).await.unwrap();
-            text
-        };
-        let none = ask().await;
-        assert!(none.starts_with("HTTP/1.1 503") && none.contains(r#""localEndpoints":0"#), "{none}");
-        health.send_modify(|health| health.local_endpoints.ipv4 = Some(2));
-        let two = ask().await;
-        assert!(two.starts_with("HTTP/1.1 200") && two.contains("weight: 2"), "{two}");
-        assert!(two.contains(r#""service":{"name":"s","namespace":"n"}"#), "{two}");
-        health_server::assert_limited(free).await;
-        server.abort();
+    #[test]
+    fn the_server_answers_with_the_newest_state() {
+        const PORT: u16 = 30_000;
+        in_new_namespace_async(async || {
+            ip("link set lo up");
+            let known = Health {
+                namespace: "n".to_owned(),
+                name: "s".to_owned(),
+                local_endpoints: LocalEndpoints { ipv4: Some(0), ipv6: None },
+            };
+            let (health, receiver) = watch::channel(known);
+            let server = tokio::spawn(serve(
+                PORT,
+                receiver,
+                ProxyState::default(),
+                Arc::default(),
+                Connections::new(Share::ServiceHealthConnections.limits()),
+            ));
+            let ask = async || {
+                let connect = async || TcpStream::connect(("127.0.0.1", PORT)).await.ok();
+                let mut stream = coracle_testing::eventually_async("the server listens", 10, connect).await;
+                stream
+                    .write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+                    .await
+                    .unwrap();
+                let mut text = String::new();
+                stream.read_to_string(&mut text).await.unwrap();
+                text
+            };
+            let none = ask().await;
+            assert!(none.starts_with("HTTP/1.1 503") && none.contains(r#""localEndpoints":0"#), "{none}");
+            health.send_modify(|health| health.local_endpoints.ipv4 = Some(2));
+            let two = ask().await;
+            assert!(two.starts_with("HTTP/1.1 200") && two.contains("weight: 2"), "{two}");
+            assert!(two.contains(r#""service":{"name":"s","namespace":"n"}"#), "{two}");
+            health_server::assert_limited(PORT).await;
+            server.abort();
+        });
     }
 }

@@ -14,6 +14,7 @@ mod field;
 mod file;
 mod image_gc;
 mod image_pull;
+mod image_store;
 mod kubelet;
 mod labels;
 mod log;

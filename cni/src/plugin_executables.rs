@@ -297,13 +297,12 @@ mod tests {
             executables.start(&path, &request()).unwrap_err().kind(),
             io::ErrorKind::ExecutableFileBusy
         );
-        let closed = async {
-            tokio::time::sleep(2 * BUSY_RETRY_DELAY).await;
-            drop(writer);
-        };
         let request = request();
-        let (answer, ()) = tokio::join!(executables.run("test", &request), closed);
-        assert_eq!(answer.unwrap(), None);
+        let mut running = executables.run("test", &request);
+        // The first attempt finds that the file is open for writing.
+        assert!(futures::poll!(&mut running).is_pending());
+        drop(writer);
+        assert_eq!(running.await.unwrap(), None);
     }
 
     #[tokio::test]

@@ -19,6 +19,8 @@ use coracle_testing::{NamespaceThread, eventually, in_new_namespace_async, ip};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 const BRIDGE: &str = "coracle0";
+/// Addresses of the entries that forged frames would change.
+const VICTIMS: [&str; 2] = ["10.99.0.77", "fd99::77"];
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
 /// Destination of a link-local protocol. A bridge does not forward such frames: the host receives them at the port.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
@@ -385,11 +387,17 @@ fn claimed_by(mac: [u8; 6]) -> usize {
 /// Adds entries to the node's neighbour tables. A forged frame that is accepted changes these entries.
 fn add_victims() {
     ip("addr add fd99::1/64 dev coracle0 nodad");
-    for address in ["10.99.0.77", "fd99::77"] {
+    for address in VICTIMS {
         ip(&format!("neigh replace {address} lladdr 02:00:00:00:00:01 dev coracle0 nud stale"));
     }
     // The kernel ignores a claim within a second (neigh/locktime) of the entry's last change.
-    std::thread::sleep(Duration::from_millis(1200));
+    let age = |address: &str| {
+        let entries = ip(&format!("-s -j neigh show {address} dev coracle0"));
+        serde_json::from_str::<serde_json::Value>(&entries).unwrap()[0]["updated"].as_u64()
+    };
+    for address in VICTIMS {
+        eventually("an older entry", 10, || age(address).is_some_and(|seconds| seconds >= 2));
+    }
 }
 
 /// Removes the rules that check sources.

@@ -394,8 +394,12 @@ fn neighbours_learn_a_new_owner_of_an_address_at_once() {
                 "stale",
             ]);
         }
-        // The kernel ignores a second ARP reply within a second.
-        tokio::time::sleep(Duration::from_millis(1100)).await;
+        // The kernel ignores a second ARP reply within a second (neigh/locktime).
+        let age = || {
+            let entries = a.run(&["ip", "-s", "-j", "neigh", "show", "10.81.0.9"]);
+            serde_json::from_str::<Value>(&entries).unwrap()[0]["updated"].as_u64()
+        };
+        eventually_async("an older entry", 10, async || age().is_some_and(|seconds| seconds >= 2)).await;
         let mut at = attachment("b1", &b);
         at.capabilities.insert("mac".into(), json!("0a:00:00:00:00:02"));
         at.capabilities.insert("ips".into(), json!(["10.81.0.9/24", "fd81::9"]));
@@ -894,10 +898,15 @@ fn changes_beside_an_absent_directory_have_no_effect() {
             tables["nftables"][1]["table"]["handle"].as_u64().unwrap()
         };
         let before = table();
+        assert_eq!(network.ready(), Ok(()));
         for number in 0..30 {
             std::fs::write(host.path(&format!("passwd{number}")), "").unwrap();
+            // The network may see each change by itself.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+        // An invalid list does not change the table. Its notification comes after those of the other changes.
+        host.configure(&json!("no list"));
+        eventually_async("the invalid list", 20, async || network.ready().is_err()).await;
         assert_eq!(table(), before, "the table was recreated");
         // The directory is still watched.
         host.configure(&bridge(&host, &json!([[{"subnet": "10.95.0.0/24"}]]), &json!({})));

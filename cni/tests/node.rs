@@ -460,12 +460,10 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
         let elsewhere = second.clone();
         on_a_node(async move |other| drop((other, open_with(&elsewhere, "second0").await)));
         // The new network waits for the end of the previous one, as after a restart of the agent.
-        let before = node.network;
-        tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-            drop(before);
-        });
-        let again = open(node.dir.path()).await;
+        let mut again = Box::pin(open(node.dir.path()));
+        assert!(futures::poll!(&mut again).is_pending(), "the names are in use");
+        drop(node.network);
+        let again = again.await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
     });
 }

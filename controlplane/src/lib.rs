@@ -38,7 +38,7 @@ pub use coracle_apiserver::{
     AuditBatch, AuditConfig, AuditLogOptions, AuditMode, AuditThrottle, AuditTruncateConfig,
     AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, InitialResourcesOptions, OidcConfig,
     PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, StoreOptions,
-    TokenWebhookConfig,
+    TokenWebhookConfig, TolerationSeconds,
 };
 pub use coracle_controllers::{AutoscalerOptions, ControllerSelection};
 pub use coracle_scheduler::SchedulerConfig;

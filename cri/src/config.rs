@@ -26,7 +26,7 @@ pub struct RuntimeConfig {
     pub log_max_files: u32,
     /// Executable with the `shim` subcommand. Default: the running executable.
     pub shim_binary: PathBuf,
-    /// Timeouts of calls to shims.
+    /// Timeouts of calls to shims. Only tests change them: the defaults exceed the time limits of the shim itself.
     pub shim_timeouts: Timeouts,
     /// Base URL in the responses of Exec, Attach and PortForward, without a trailing slash.
     pub stream_url: String,

@@ -10,13 +10,14 @@ use std::sync::Arc;
 use coracle_proto::cri;
 use cri::ContainerEventType::{ContainerDeletedEvent, ContainerStartedEvent};
 use cri::{ContainerEventResponse, ContainerEventType, PodSandboxStatus};
+use futures::Stream;
 use tokio::sync::watch;
 use tracing::warn;
 
 use crate::clock::now;
 use crate::container::Container;
 use crate::error::Error;
-use crate::events::{Events, Item, SendGuard};
+use crate::events::{Events, Item, SendGuard, TooSlow};
 use crate::records::{Records, Removed, Subject, Transition, remove_record};
 use crate::sandbox::{Sandbox, SandboxState};
 use crate::tables::Tables;
@@ -60,19 +61,34 @@ struct UnsentTransitions {
 // === impl EventOutbox ===
 
 impl EventOutbox {
+    /// A stream of all events from now on. The first caller also gets the events since the start.
+    pub(crate) fn listen(&self) -> impl Stream<Item = Result<ContainerEventResponse, TooSlow>> + use<> {
+        self.events.listen()
+    }
+
+    /// Ends the recovery: listeners can connect.
+    pub(crate) fn open_to_listeners(&self) {
+        self.events.open_to_listeners();
+    }
+
+    /// Ends all current and future streams of events: the server stops.
+    pub(crate) fn end_streams(&self) {
+        self.events.end();
+    }
+
+    /// Waits until no other event is being numbered and sent.
+    pub(crate) fn send_guard(&self) -> SendGuard<'_> {
+        self.events.send_guard()
+    }
+
     /// Waits until no other transition is in progress.
     pub(crate) fn pending(&self) -> PendingEvents<'_> {
-        PendingEvents {
-            outbox: self,
-            send_guard: self.events.send_guard(),
-            transitions: Vec::new(),
-            removed: None,
-        }
+        PendingEvents { outbox: self, send_guard: self.send_guard(), transitions: Vec::new(), removed: None }
     }
 
     /// Ensures that new events get numbers above these numbers of an earlier start.
     pub(crate) fn skip_numbers(&self, numbers: impl Iterator<Item = u64>) {
-        self.events.send_guard().skip(numbers.max().unwrap_or_default());
+        self.send_guard().skip(numbers.max().unwrap_or_default());
     }
 
     /// Records a transition of a container.

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use coracle_nri::apply::{Features, apply};
-use coracle_nri::{Nri, PodAndContainer};
+use coracle_nri::{JoinGuard, Nri, PodAndContainer};
 use coracle_proto::cri;
 use coracle_proto::nri::PodSandbox;
 use coracle_systemd::Scope;
@@ -55,6 +55,11 @@ impl PluginHooks {
     /// Whether plugins are connected or can connect.
     pub(crate) fn is_active(&self) -> bool {
         self.nri.is_active()
+    }
+
+    /// Prevents plugins from joining while the guard is held.
+    pub(crate) async fn block_joins(&self) -> JoinGuard<'_> {
+        self.nri.block_joins().await
     }
 
     /// Calls the hook RunPodSandbox, before clients can see the pod.

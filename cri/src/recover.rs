@@ -115,7 +115,7 @@ impl Recovery {
             self.end_lost(ended).await;
         }
         coracle_fault::point("recover.ended");
-        self.outbox.events.open_to_listeners();
+        self.outbox.open_to_listeners();
         for id in incomplete {
             self.remove_incomplete_restore(id).await;
         }
@@ -128,7 +128,7 @@ impl Recovery {
     /// Records transitions that happened while no runtime was running, in their order. Returns the last event number.
     fn number_missed(&self, mut missed: Vec<MissedTransition>) -> u64 {
         missed.sort_by_key(|missed| missed.at);
-        let mut send_guard = self.outbox.events.send_guard();
+        let mut send_guard = self.outbox.send_guard();
         for MissedTransition { at, container, what } in &missed {
             container.note(send_guard.number().map(|number| Transition {
                 number,

@@ -118,7 +118,7 @@ impl Runtime {
     /// Notifies of changes of images and their names. Several changes can be one notification.
     #[must_use]
     pub fn image_changes(&self) -> watch::Receiver<()> {
-        self.images.images.changes()
+        self.images.changes()
     }
 
     /// Notifies of changes of pods and containers. Several changes can be one notification.
@@ -178,10 +178,11 @@ impl Components {
         let outbox = self.outbox();
         let hooks = self.hooks();
         let exits = self.exits(&outbox, &hooks);
-        let execs = self.execs();
+        let exec_killer = self.exec_killer();
+        let execs = self.execs(&exec_killer);
         let stats = self.stats();
         let undo = self.undo();
-        let monitor = self.monitor(&hooks, &exits, &execs.killer);
+        let monitor = self.monitor(&hooks, &exits, &exec_killer);
         let transitions = Transitions { outbox: outbox.clone(), hooks, exits: exits.clone() };
         let containers = self.containers(&transitions, &undo);
         let sandboxes = SandboxService {
@@ -207,7 +208,7 @@ impl Components {
             selinux: self.selinux.clone(),
             outbox: outbox.clone(),
             exits,
-            exec_killer: execs.killer.clone(),
+            exec_killer,
             monitor,
             containers: containers.clone(),
             sandboxes: sandboxes.clone(),
@@ -258,11 +259,15 @@ impl Components {
         }
     }
 
-    fn execs(&self) -> ExecService {
+    fn exec_killer(&self) -> ExecKiller {
+        ExecKiller { tables: self.tables.clone(), cgroups: self.cgroups.clone() }
+    }
+
+    fn execs(&self, killer: &ExecKiller) -> ExecService {
         ExecService {
             tables: self.tables.clone(),
             records: self.records.clone(),
-            killer: ExecKiller { tables: self.tables.clone(), cgroups: self.cgroups.clone() },
+            killer: killer.clone(),
             output_memory: OutputMemory::default(),
         }
     }

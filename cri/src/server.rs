@@ -9,8 +9,6 @@ mod image_service;
 mod runtime_service;
 mod transaction;
 
-use std::sync::Arc;
-
 use coracle_proto::cri::image_service_server::ImageServiceServer;
 use coracle_proto::cri::runtime_service_server::RuntimeServiceServer;
 use futures::future::BoxFuture;
@@ -43,11 +41,11 @@ impl Runtime {
     }
 
     async fn serve_calls(self, listener: UnixListener, shutdown: CancellationToken) -> Result<(), Error> {
-        let events = Arc::clone(&self.outbox.events);
+        let outbox = self.outbox.clone();
         let stop = async move {
             shutdown.cancelled_owned().await;
             // Event streams would never end on their own.
-            events.end();
+            outbox.end_streams();
         };
         let runtime = RuntimeServiceServer::new(self.clone())
             .max_decoding_message_size(MESSAGE_LIMIT)

@@ -161,7 +161,7 @@ impl StreamService {
 
     async fn run(&self, ticket: StreamRequest, client: Client) {
         match ticket {
-            StreamRequest::Exec(request) => command::exec(&self.execs, request, client).await,
+            StreamRequest::Exec(request) => command::exec(&self.tables, &self.execs, request, client).await,
             StreamRequest::Attach(request) => attach::attach(&self.tables, request, client).await,
             // `serve_stream` handles port-forward.
             StreamRequest::PortForward(_) => {}

@@ -244,11 +244,19 @@ def parts(api, dry_run):
     os.remove(path)
 
 
-def change_endpoint(api, number, address, query=""):
-    """Replaces the last endpoint of a service."""
-    addresses = [endpoint(number, index) for index in range(ENDPOINTS - 1)] + [address]
+def set_endpoints(api, number, addresses, query=""):
     path = f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices/s{number}-a{query}"
     api.patch(path, {"endpoints": slice_of(number, "far", addresses)["endpoints"]})
+
+
+def change_endpoint(api, number, address, query=""):
+    """Replaces the last endpoint of a service."""
+    set_endpoints(api, number, [endpoint(number, index) for index in range(ENDPOINTS - 1)] + [address], query)
+
+
+def resize(api, number):
+    """Removes the last endpoint of a service at even numbers, and adds it again at odd numbers."""
+    set_endpoints(api, number // 2, [endpoint(number // 2, index) for index in range(ENDPOINTS - 1 + number % 2)])
 
 
 def one_endpoint(api, sides):
@@ -265,6 +273,10 @@ def endpoints_alone(api, side):
     change = lambda number: change_endpoint(api, number, f"10.244.251.{number + 1}")
     [(middle, most)], answered = changes([side], change, 50, pause=0.02)
     row("change of one endpoint, without a pause, our node alone: request → the API server's response, ms, p50", answered, form="{:.2f}")
+    row("… request → kernel, ms, p50", middle, form="{:.2f}")
+    row("… request → kernel, ms, max", most, form="{:.2f}")
+    [(middle, most)], answered = changes([side], lambda number: resize(api, number), 50, pause=0.02)
+    row("one endpoint more or less, without a pause, our node alone: request → the API server's response, ms, p50", answered, form="{:.2f}")
     row("… request → kernel, ms, p50", middle, form="{:.2f}")
     row("… request → kernel, ms, max", most, form="{:.2f}")
     parts(api, lambda number: change_endpoint(api, number, f"10.244.251.{number + 101}", "?dryRun=All"))

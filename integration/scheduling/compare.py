@@ -3,7 +3,7 @@
 
 compare.py OURS THEIRS FIRST COUNT: the programs that decide, the first seed, and the number of cases. Prints a line for
 each difference: seed, pod, place, theirs, ours. A case ends at its first difference, because the later decisions depend
-on the earlier ones. Fails if there is a difference, or if enough cases did not exercise a part of the scheduler.
+on the earlier ones. Fails if there is a difference. Also fails if many cases do not exercise a part of the scheduler.
 """
 
 import collections

@@ -2,10 +2,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::within;
 
 /// Kills every process in the cgroup `name` and below, and removes the cgroup. Does nothing if it is absent or the root.
 pub fn end_cgroup(name: &str) {
@@ -14,16 +15,13 @@ pub fn end_cgroup(name: &str) {
         return;
     }
     // A process may fork while another is killed, and a killed process leaves its cgroup a moment later: try again.
-    for _ in 0..100 {
+    let _is_gone = within(1, || {
         let groups = below(name);
-        if groups.is_empty() {
-            return;
-        }
         groups.iter().for_each(|group| kill_all(group));
         // Removes children before their parents.
         groups.iter().rev().for_each(|group| drop(fs::remove_dir(group)));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        groups.is_empty()
+    });
 }
 
 /// The cgroups `name` of all hierarchies and all cgroups below them, parents before children.

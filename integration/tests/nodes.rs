@@ -254,7 +254,6 @@ fn packets_keep_their_source_while_an_agent_does_not_know_its_peers() {
         eventually("the agent", 20, || std::net::TcpStream::connect((address.as_str(), 10250)).is_ok());
         for _ in 0..20 {
             assert_eq!(sources(), from.ips);
-            std::thread::sleep(std::time::Duration::from_millis(100));
         }
         nodes.start_plane();
         nodes.wait_ready();

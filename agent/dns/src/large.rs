@@ -19,8 +19,10 @@ pub(crate) const SMALL_RECORDS: usize = 100;
 pub(crate) const SMALL_BYTES: usize = 4096;
 /// Placeholder for the client of a query for which no client waits, such as a renewal of a cached answer.
 pub(crate) const NO_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-/// Maximum bytes of the answers that are being received by TCP: in total, and for each client.
-const RECEIVED_BYTES: (usize, usize) = (8 << 20, 1 << 20);
+/// Maximum bytes of the answers that are being received by TCP.
+const RECEIVED_BYTES: usize = 8 << 20;
+/// Maximum bytes of the answers that are being received by TCP for each client.
+const RECEIVED_BYTES_OF_CLIENT: usize = 1 << 20;
 
 /// The turns for large messages, and the memory for large answers that are being received.
 pub(crate) struct LargeMessages {
@@ -43,7 +45,7 @@ pub(crate) struct Turn {
 impl LargeMessages {
     pub(crate) fn new() -> Self {
         let turns = Turns { is_taken: false, waiting: FairQueue::new() };
-        let received = Limit::new(RECEIVED_BYTES.0, RECEIVED_BYTES.1);
+        let received = Limit::new(RECEIVED_BYTES, RECEIVED_BYTES_OF_CLIENT);
         Self { turns: Arc::new(Mutex::new(turns)), received }
     }
 
@@ -184,9 +186,9 @@ mod tests {
         drop((held, waiting));
         let whole = usize::from(u16::MAX);
         let of_one: Vec<_> = std::iter::from_fn(|| large.reserve(client(1), whole)).collect();
-        assert_eq!(of_one.len(), RECEIVED_BYTES.1 / whole);
+        assert_eq!(of_one.len(), RECEIVED_BYTES_OF_CLIENT / whole);
         let of_all: Vec<_> = (2..100).filter_map(|number| large.reserve(client(number), whole)).collect();
-        assert!((of_one.len() + of_all.len()) * whole <= RECEIVED_BYTES.0);
+        assert!((of_one.len() + of_all.len()) * whole <= RECEIVED_BYTES);
         assert!(large.reserve(client(1), whole).is_none());
         drop(of_one);
         assert!(large.reserve(client(1), whole).is_some());

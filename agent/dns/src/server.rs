@@ -24,9 +24,11 @@ use crate::zone::Zone;
 
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
-/// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
-/// descriptors: each waiting query may start a query to a server, which needs a descriptor.
-const FORWARDS: (usize, usize) = (1024, 128);
+/// Maximum queries that wait for other servers. It is lower if the process has few descriptors: each waiting query may
+/// start a query to a server, which needs a descriptor.
+const FORWARDS: usize = 1024;
+/// Maximum queries of each client that wait for other servers.
+const FORWARDS_OF_CLIENT: usize = 128;
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 /// Maximum queries that are received before some of them are answered.
@@ -72,7 +74,7 @@ impl Server {
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
         let upstream = Arc::new(upstream);
-        let forwards = Limit::new(FORWARDS.0.min(upstream.max_of_clients()), FORWARDS.1);
+        let forwards = Limit::new(FORWARDS.min(upstream.max_of_clients()), FORWARDS_OF_CLIENT);
         upstream.metrics.show_forwarder(Arc::downgrade(&upstream) as Weak<dyn ForwarderState>);
         Self {
             zone,

@@ -1,7 +1,7 @@
 //! The fixed part of the table.
 //!
 //! ```text
-//! prerouting, output (nat) ─► services ─ cluster IP  ─► balance N ─► DNAT to one of N targets
+//! prerouting, output (nat) ─► services ─ cluster IP  ─► balance N ─► DNAT to one of up to N targets
 //!                                      ─ … with affinity or many endpoints ─► chains of the service ─► DNAT
 //!                                      ─ external IP ─► external chain of the service
 //!                                      ─ node port   ─► external chain of the service
@@ -15,7 +15,8 @@
 //! ```
 //!
 //! The packets of established connections leave each filter at the first or second rule. The first packet of a
-//! connection to a cluster IP costs two look-ups: its chain and its target.
+//! connection to a cluster IP costs a look-up of its chain, and on average one or two of its target: if no target has
+//! the random number, another number follows (see [`choice`](crate::choice)).
 
 use std::net::Ipv6Addr;
 
@@ -24,8 +25,9 @@ use coracle_nft::{
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
+use crate::choice::{limits, sizes};
 use crate::node_view::NodeView;
-use crate::program::{Map, SHARED_MAX, balancing};
+use crate::program::{Map, balancing};
 
 /// Bit of the packet mark that requests masquerading, the same as kube-proxy's.
 pub(crate) const MASQUERADE: u32 = 0x4000;
@@ -64,7 +66,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
     transaction.rule(REJECT, &Rule::default().reject());
     transaction.rule(DROP, &Rule::default().drop());
-    (1..=SHARED_MAX).for_each(|count| balance(transaction, count, node));
+    sizes().for_each(|slots| balance(transaction, slots, node));
     services(transaction, node);
     checks(transaction, node);
     overlay_port(transaction, node);
@@ -139,17 +141,20 @@ pub(crate) fn masquerade_outside(is_ipv4: bool, node: &NodeView) -> Option<Rule>
     (!pods.is_empty()).then(|| outside.set_mark(MASQUERADE))
 }
 
-/// Makes the chains that choose one of `count` targets at random, one for each family.
-fn balance(transaction: &mut Transaction<'_>, count: usize, node: &NodeView) {
+/// Makes the chains that choose one of the targets in `slots` at random, one for each family.
+fn balance(transaction: &mut Transaction<'_>, slots: usize, node: &NodeView) {
     for is_ipv4 in [true, false] {
-        let (chain, registers) = (balancing(count, is_ipv4), registers(is_ipv4));
+        let (chain, registers) = (balancing(slots, is_ipv4), registers(is_ipv4));
         transaction.make_chain(&chain);
         masquerade_outside(is_ipv4, node).iter().for_each(|rule| transaction.rule(&chain, rule));
-        let modulus = u32::try_from(count).unwrap_or(u32::MAX);
-        // The random number follows the address, the protocol and the port in the key.
-        let rule = destination(is_ipv4).random(modulus, R0 + registers + 2);
-        let rule = rule.lookup(name(Map::Targets, is_ipv4));
-        transaction.rule(&chain, &rule.destination_nat(if is_ipv4 { 2 } else { 10 }, registers));
+        for limit in limits(slots) {
+            let modulus = u32::try_from(limit).unwrap_or(u32::MAX);
+            // The random number follows the address, the protocol and the port in the key. If no target has the number,
+            // the rule does not match.
+            let rule = destination(is_ipv4).random(modulus, R0 + registers + 2);
+            let rule = rule.lookup(name(Map::Targets, is_ipv4));
+            transaction.rule(&chain, &rule.destination_nat(if is_ipv4 { 2 } else { 10 }, registers));
+        }
     }
 }
 

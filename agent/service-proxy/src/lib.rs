@@ -11,6 +11,7 @@
 //! - connections are translated by conntrack, so they survive changes of other endpoints, restarts and repairs;
 //! - a service never takes addresses that the node serves itself, nor external addresses outside the permitted ranges.
 
+mod choice;
 mod endpoints;
 mod flows;
 mod layout;

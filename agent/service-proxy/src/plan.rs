@@ -12,10 +12,11 @@ use coracle_services::{EndpointSlice, cluster_ips};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Service, ServicePort, ServiceSpec};
 
+use crate::choice::{Choice, SHARED_MAX};
 use crate::endpoints::{PortId, TrafficEndpoints, choose};
 use crate::layout::{DROP, REJECT};
 use crate::node_view::NodeView;
-use crate::program::{ConnectionlessPort, Entry, Map, Program, SHARED_MAX};
+use crate::program::{ConnectionlessPort, Entry, Map, Program};
 use chains::Chains;
 
 /// Default timeout of session affinity: three hours, the API's default for `sessionAffinityConfig`.
@@ -254,7 +255,7 @@ impl<'a> Port<'a> {
         }
         let affinity = self.affinity();
         if affinity.is_none() && targets.len() <= SHARED_MAX {
-            return Destination::Entry(Entry::OneOf(targets.as_slice().into()));
+            return Destination::Entry(Entry::OneOf(Choice::of(targets)));
         }
         let balancing = chains.make_balancing(program, targets, affinity, is_local);
         Destination::Entry(goto(&chains.make_internal(program, &balancing, node)))

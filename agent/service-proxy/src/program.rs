@@ -8,12 +8,8 @@ use std::time::Duration;
 
 use coracle_nft::{Element, Key, Rule, Value, Verdict};
 
+use crate::choice::Choice;
 use crate::endpoints::Target;
-
-/// Maximum targets of a service port in the map that all services share. The kernel compares the name of a new set with
-/// the names of all sets of the table, even if the set belongs to one rule (an anonymous set). With a set for each
-/// service, the time to program services would grow with the square of their number.
-pub(crate) const SHARED_MAX: usize = 32;
 
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -54,9 +50,9 @@ pub(crate) enum Entry {
     Member,
     /// A chain.
     Verdict(Verdict),
-    /// One of these targets, chosen at random. At most [`SHARED_MAX`]. Only for [`Map::Services`], because the keys of
-    /// the targets contain the destination.
-    OneOf(Arc<[Target]>),
+    /// One of these targets, chosen at random. Only for [`Map::Services`], because the keys of the targets contain the
+    /// destination.
+    OneOf(Choice),
 }
 
 /// A set of clients that reached an endpoint.
@@ -104,6 +100,8 @@ pub(crate) struct AppliedProgram {
     pub(crate) chains: BTreeMap<String, u64>,
     pub(crate) affinities: BTreeSet<String>,
     pub(crate) elements: Box<[ElementId]>,
+    /// Number of elements in the map of targets.
+    pub(crate) targets: usize,
     pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>,
 }
 
@@ -115,8 +113,8 @@ impl Entry {
         let value = match self {
             Self::Member => None,
             Self::Verdict(verdict) => Some(Value::Verdict(verdict.clone())),
-            Self::OneOf(targets) => {
-                let chain = balancing(targets.len(), element_id.is_ipv4);
+            Self::OneOf(choice) => {
+                let chain = balancing(choice.slots, element_id.is_ipv4);
                 Some(Value::Verdict(Verdict::Goto(chain)))
             }
         };
@@ -130,7 +128,7 @@ impl Entry {
         now: Option<&Self>,
     ) -> TargetChanges {
         let targets = |entry: Option<&Self>| match entry {
-            Some(Self::OneOf(targets)) => Arc::clone(targets),
+            Some(Self::OneOf(choice)) => Arc::clone(&choice.targets),
             _ => Arc::default(),
         };
         let (before, now) = (targets(before), targets(now));
@@ -158,10 +156,15 @@ impl Program {
     }
 
     pub(crate) fn summary(&self) -> AppliedProgram {
+        let targets = |entry: &Entry| match entry {
+            Entry::OneOf(choice) => choice.targets.len(),
+            Entry::Member | Entry::Verdict(_) => 0,
+        };
         AppliedProgram {
             chains: self.chains.iter().map(|(name, rules)| (name.clone(), hash(rules))).collect(),
             affinities: self.affinities.keys().cloned().collect(),
             elements: self.elements.keys().cloned().collect(),
+            targets: self.elements.values().map(targets).sum(),
             connectionless: self.connectionless.clone(),
         }
     }
@@ -175,7 +178,7 @@ pub(crate) fn hash(rules: &[Rule]) -> u64 {
     hasher.finish()
 }
 
-/// Name of the chain that chooses one of `count` targets of the destination.
-pub(crate) fn balancing(count: usize, is_ipv4: bool) -> String {
-    format!("balance {count}/{}", if is_ipv4 { 4 } else { 6 })
+/// Name of the chain that chooses one of the targets of the destination, which have this number of slots.
+pub(crate) fn balancing(slots: usize, is_ipv4: bool) -> String {
+    format!("balance {slots}/{}", if is_ipv4 { 4 } else { 6 })
 }

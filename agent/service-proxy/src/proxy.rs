@@ -17,8 +17,10 @@ use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, h
 /// Maximum clients of an endpoint in its session affinity set.
 const CLIENTS_MAX: u32 = 65_536;
 
-/// Maximum chains and elements of a service in [`Proxy::are_small`].
+/// Maximum chains and elements of a service in [`Proxy::are_small`], without its targets.
 const SMALL_MAX: usize = 64;
+/// Maximum elements of a service in the map of targets in [`Proxy::are_small`].
+const FEW_TARGETS: usize = 512;
 
 /// The key and the state of a service. `None` if the service does not exist.
 pub type State = (Key, Option<ServiceState>);
@@ -106,8 +108,10 @@ impl Proxy {
     /// thread.
     #[must_use]
     pub fn are_small<'a>(&self, mut services: impl Iterator<Item = &'a Key>) -> bool {
-        let size = |(_, program): &(Owner, AppliedProgram)| program.chains.len() + program.elements.len();
-        services.all(|key| self.applied.get(key).is_none_or(|applied| size(applied) <= SMALL_MAX))
+        let is_small = |(_, program): &(Owner, AppliedProgram)| {
+            program.chains.len() + program.elements.len() <= SMALL_MAX && program.targets <= FEW_TARGETS
+        };
+        services.all(|key| self.applied.get(key).is_none_or(is_small))
     }
 
     /// Replaces the whole table in one transaction, and deletes stale conntrack entries.
@@ -213,12 +217,13 @@ impl Proxy {
     fn record(&mut self, changed: impl IntoIterator<Item = State>) -> Difference {
         let mut difference = Difference::default();
         for (key, state) in changed {
-            let (owner, program) = match &state {
+            let (owner, mut program) = match &state {
                 Some(ServiceState { service, slices }) => {
                     (owner(&key, service), plan(service, slices, &self.node))
                 }
                 None => (Owner { created: 0, key: key.clone() }, Program::default()),
             };
+            self.keep_numbers(&mut program, &key);
             let (old_owner, old) =
                 self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), AppliedProgram::default()));
             let summary = program.summary();
@@ -242,6 +247,19 @@ impl Proxy {
             }
         }
         difference
+    }
+
+    /// Gives the targets of a service the numbers that they have in the kernel. So the change of one target changes few
+    /// elements of the map of targets.
+    fn keep_numbers(&self, program: &mut Program, service: &Key) {
+        for (element_id, entry) in &mut program.elements {
+            let Entry::OneOf(choice) = entry else { continue };
+            let mut claims = self.claims.get(element_id).into_iter().flatten();
+            let former = claims.find(|(owner, _)| owner.key == *service);
+            if let Some((_, Entry::OneOf(former))) = former {
+                *choice = choice.after(former);
+            }
+        }
     }
 
     fn claim(&mut self, element_id: ElementId, owner: Owner, entry: Entry) {

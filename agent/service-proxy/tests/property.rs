@@ -42,10 +42,12 @@ fn table() -> Vec<String> {
                 if block.contains("set clients ") { block.split("elements = ").next() } else { None };
             let block = program.unwrap_or(&block);
             // The text has the elements of a set on several lines.
-            let mut all: Vec<&str> =
-                block.split(['\n', ',']).map(|part| part.trim_matches([' ', '\t', '{', '}'])).collect();
+            let mut all: Vec<String> = block
+                .split(['\n', ','])
+                .map(|part| part.trim_matches([' ', '\t', '{', '}']).to_owned())
+                .collect();
             if block.contains("elements = ") {
-                all = all.into_iter().map(|part| part.trim_start_matches("elements = { ")).collect();
+                all = all.iter().map(|part| renumbered(part.trim_start_matches("elements = { "))).collect();
                 all.sort_unstable();
             }
             all.retain(|part| !part.is_empty());
@@ -54,6 +56,16 @@ fn table() -> Vec<String> {
         .collect();
     blocks.sort_unstable();
     blocks
+}
+
+/// An element without the number of a target, and without the slots of a choice. Both depend on earlier changes.
+fn renumbered(element: &str) -> String {
+    let is_number = |word: &&str| word.starts_with("0x");
+    let is_slots = |(before, _): &(&str, &str)| *before == "balance";
+    let words = element.split(' ').filter(|word| !is_number(word)).collect::<Vec<_>>();
+    let before = std::iter::once("").chain(words.iter().copied());
+    let kept = before.zip(words.iter().copied()).filter(|pair| !is_slots(pair)).map(|(_, word)| word);
+    kept.collect::<Vec<_>>().join(" ")
 }
 
 fn node() -> NodeView {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use rustix::fs::{StatVfs, statvfs};
 
-use super::eviction::Shortage;
+use super::eviction::{Required, Shortage};
 use super::pressure::Level;
 use super::{EvictionThresholds, MinimumReclaim, Threshold};
 
@@ -78,8 +78,14 @@ impl DiskLevels {
     ) -> [Option<DiskShortage>; 2] {
         let reclaim =
             |resource| if lasts(resource) { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
-        let of_bytes = [thresholds.nodefs_available, reclaim(Resource::Bytes).nodefs_available];
-        let of_inodes = [thresholds.nodefs_inodes_free, reclaim(Resource::Inodes).nodefs_inodes_free];
+        let of_bytes = Required {
+            threshold: thresholds.nodefs_available,
+            reclaim: reclaim(Resource::Bytes).nodefs_available,
+        };
+        let of_inodes = Required {
+            threshold: thresholds.nodefs_inodes_free,
+            reclaim: reclaim(Resource::Inodes).nodefs_inodes_free,
+        };
         [self.bytes.shortage(Resource::Bytes, of_bytes), self.inodes.shortage(Resource::Inodes, of_inodes)]
     }
 }

@@ -71,6 +71,14 @@ pub enum Threshold {
 /// Default of [`EvictionThresholds::pressure_transition`], as in the kubelet.
 const TRANSITION: Duration = Duration::from_secs(5 * 60);
 
+/// The amount of a resource that must be available.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Required {
+    pub(super) threshold: Threshold,
+    /// The amount that must be available in addition while a shortage lasts.
+    pub(super) reclaim: Threshold,
+}
+
 /// A shortage of a resource of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shortage<R> {
@@ -210,14 +218,9 @@ impl Threshold {
 // === impl Shortage ===
 
 impl<R> Shortage<R> {
-    /// The shortage of a resource with this capacity. None if enough is available: the threshold and, while a shortage
-    /// lasts, also `reclaim`.
-    pub(super) fn find(
-        resource: R,
-        [threshold, reclaim]: [Threshold; 2],
-        available: u64,
-        capacity: u64,
-    ) -> Option<Self> {
+    /// The shortage of a resource with this capacity. None if the required amount is available.
+    pub(super) fn find(resource: R, required: Required, available: u64, capacity: u64) -> Option<Self> {
+        let Required { threshold, reclaim } = required;
         let is_short = threshold.exceeds_with(reclaim, available, capacity);
         is_short.then(|| Self { resource, threshold: threshold.of(capacity), available })
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 
-use super::eviction::Shortage;
+use super::eviction::{Required, Shortage};
 use super::{EvictionThresholds, Threshold, properties};
 
 /// An amount counts as falling if it has decreased by more than the threshold divided by this number.
@@ -135,12 +135,13 @@ impl MachineLevels {
         let reclaim = |resource, minimum| if lasts(resource) { minimum } else { Threshold::Amount(0) };
         let minimum = &thresholds.minimum_reclaim;
         let memory = reclaim(MachineResource::Memory, minimum.memory_available);
-        let memory = [thresholds.memory_available, memory];
+        let memory = Required { threshold: thresholds.memory_available, reclaim: memory };
         let pids = reclaim(MachineResource::Pids, minimum.pid_available);
+        let pids = Required { threshold: thresholds.pid_available, reclaim: pids };
         let levels = [self.memory, self.memory_of_pods];
         [
             levels.into_iter().find_map(|level| level.shortage(MachineResource::Memory, memory)),
-            self.pids.shortage(MachineResource::Pids, [thresholds.pid_available, pids]),
+            self.pids.shortage(MachineResource::Pids, pids),
         ]
     }
 
@@ -178,9 +179,8 @@ impl Level {
         self.capacity > 0 && is_falling && self.available < threshold.saturating_add(threshold / 2)
     }
 
-    /// `amounts` has the threshold, and the amount that must be available in addition while a shortage lasts.
-    pub(super) fn shortage<R>(self, resource: R, amounts: [Threshold; 2]) -> Option<Shortage<R>> {
-        Shortage::find(resource, amounts, self.available, self.capacity)
+    pub(super) fn shortage<R>(self, resource: R, required: Required) -> Option<Shortage<R>> {
+        Shortage::find(resource, required, self.available, self.capacity)
     }
 }
 

@@ -213,7 +213,7 @@ impl Eviction {
         let kind = self.machine.update(on_machine.map(|shortage| shortage.resource), short, now);
         let mut lasting = soft_on_machine.into_iter().flatten();
         let lasting = lasting.find(|shortage| self.machine.is_lasting(shortage.resource));
-        let of_machine = Due::of(kind, [on_machine, lasting], hard.soft.max_pod_grace);
+        let of_machine = Due::of(kind, on_machine, lasting, hard.soft.max_pod_grace);
         (of_machine, on_disk.store(&mut self.disk, &hard, now))
     }
 

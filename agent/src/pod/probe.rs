@@ -373,7 +373,8 @@ mod tests {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         assert_eq!(connect("ns", "127.0.0.1", port).await.passed(), Some(true));
-        drop(listener);
+        let closed = coracle_testing::ClosedPort::reserve();
+        let port = closed.address().port();
         let Outcome::Failure(why) = connect("ns", "127.0.0.1", port).await else {
             panic!("no listener is left")
         };

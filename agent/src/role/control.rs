@@ -255,7 +255,7 @@ mod tests {
         drop(replies);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_node_that_starts_is_waited_for() {
         let dir = tempfile::tempdir().expect("directory");
         let lock = Lock::acquire(dir.path()).expect("lock");

@@ -245,11 +245,20 @@ async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result
     remove_cgroups(root, driver)
 }
 
+/// Paths of the node's cgroups in a hierarchy.
+struct OwnCgroups {
+    /// The parent of all.
+    root: String,
+    groups: [String; OURS.len()],
+}
+
 /// Removes the node's cgroups from all hierarchies, then their parents if they are empty.
 fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let root = root.trim_matches('/');
-    let (root, groups) = match driver {
-        CgroupDriver::Cgroupfs => (root.to_owned(), OURS.map(|group| format!("{root}/{group}"))),
+    let OwnCgroups { root, groups } = match driver {
+        CgroupDriver::Cgroupfs => {
+            OwnCgroups { root: root.to_owned(), groups: OURS.map(|group| format!("{root}/{group}")) }
+        }
         CgroupDriver::Systemd => remove_slices(root)?,
     };
     let mounts = coracle_tree::read_lossy("/proc/self/mountinfo")?;
@@ -268,9 +277,9 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Stops the node's slices with everything in them. Returns the cgroup paths of the root and of the node's slices, for
-/// hierarchies that systemd does not manage.
-fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
+/// Stops the node's slices with everything in them. Returns their cgroup paths, for hierarchies that systemd does not
+/// manage.
+fn remove_slices(root: &str) -> anyhow::Result<OwnCgroups> {
     let mut systemd = Systemd::connect()?;
     let names: Vec<&str> =
         root.trim_end_matches(".slice").split('-').filter(|name| !name.is_empty()).collect();
@@ -278,7 +287,8 @@ fn remove_slices(root: &str) -> anyhow::Result<(String, [String; 2])> {
     for slice in &slices {
         systemd.stop(slice)?;
     }
-    Ok((unit::slice_path(&unit::slice_of(names)), slices.map(|slice| unit::slice_path(&slice))))
+    let root = unit::slice_path(&unit::slice_of(names));
+    Ok(OwnCgroups { root, groups: slices.map(|slice| unit::slice_path(&slice)) })
 }
 
 /// Mount point of the cgroup hierarchy in a line of mountinfo, and whether systemd removes its cgroups.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
-use coracle_images::{Auth, Images, ImagesConfig, ProgressFn};
+use coracle_images::{Auth, Images, ProgressFn};
 use coracle_proto::node::images_client::ImagesClient;
 use coracle_proto::node::{
     ExportRequest, Image, ImportRequest, ListRequest, Progress, PullRequest, RemoveRequest,
@@ -79,9 +79,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let mut store = match Lock::holder(&dirs.run) {
         Some(_) => Store::Running(control::images(&dirs.run).await?),
         None => {
-            let mut config = ImagesConfig::new(&dirs.state);
-            let images = settings.node().images;
-            (config.registry_config_dir, config.pinned) = (images.registry_config_dir, images.pinned);
+            let config = settings.node().images.store.config(&dirs.state);
             Store::Here(Images::open(config).await.context("cannot open the image store")?)
         }
     };

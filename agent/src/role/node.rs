@@ -9,7 +9,7 @@ use coracle_agent::runtime::NodeRuntime;
 use coracle_agent::{AgentConfig, DnsConfig, PullActivity, TableNames};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
-use coracle_images::{Images, ImagesConfig};
+use coracle_images::Images;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -26,9 +26,7 @@ pub(crate) struct OpenRuntime {
 /// Opens images, network and runtime, which recovers running pods. Clients of the CRI socket get URLs at `streams` for
 /// exec, attach and port-forward; the kubelet API needs no such address.
 pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Result<OpenRuntime> {
-    let mut images = ImagesConfig::new(&node.dirs.state);
-    images.registry_config_dir.clone_from(&node.images.registry_config_dir);
-    images.pinned.clone_from(&node.images.pinned);
+    let images = node.images.store.config(&node.dirs.state);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = Network::open(NetworkConfig {
         conf_dir: node.cni.conf_dir.clone(),
@@ -51,6 +49,7 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
         cgroup_driver: node.cgroup_driver,
         log_max_size: node.log_max_size,
         nri: node.nri.clone(),
+        cdi_dirs: node.cdi_spec_dirs.clone(),
         log_max_files: node.log_max_files,
         stream_idle_limit: node.stream_idle_limit,
         stream_url: streams.map_or(defaults.stream_url, |address| format!("http://{address}")),

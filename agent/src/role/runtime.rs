@@ -4,7 +4,7 @@ use anyhow::Context;
 use coracle_agent::PullActivity;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
-use coracle_images::{Images, ImagesConfig};
+use coracle_images::Images;
 
 use crate::directories;
 use crate::lock::Lock;
@@ -17,9 +17,7 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     directories::prepare(&settings.root, &[directories::RUNTIME_STATE])?;
     directories::prepare(&settings.state, &[directories::RUNTIME_RUN])?;
     Lock::acquire(&settings.state)?.hold();
-    let mut images = ImagesConfig::new(&settings.root);
-    images.registry_config_dir.clone_from(&settings.registry_config_dir);
-    images.pinned.clone_from(&settings.pinned_images);
+    let images = settings.image_store.config(&settings.root);
     let images = Images::open(images).await.context("cannot open the image store")?;
     let network = network(&settings).await?;
     let streams = tokio::net::TcpListener::bind(settings.stream_listen)
@@ -30,7 +28,10 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
         state: settings.state.clone(),
         cgroup_root: settings.cgroup_root,
         cgroup_driver: settings.cgroup_driver,
+        log_max_size: settings.log_max_size,
+        log_max_files: settings.log_max_files,
         nri: settings.nri,
+        cdi_dirs: settings.cdi_spec_dirs,
         stream_url: format!("http://{}", streams.local_addr()?),
         stream_idle_limit: settings.stream_idle_limit,
         ..RuntimeConfig::default()
@@ -65,11 +66,12 @@ async fn network(settings: &settings::Runtime) -> anyhow::Result<Network> {
         root_dir: settings.root.join("cni"),
         bridge: settings.bridge.clone(),
         table: settings.nft_table.clone(),
-        mtu: None,
+        mtu: settings.mtu,
         served: Vec::new(),
         check_sources: settings.cni.check_sources,
     });
     let network = network.await.context("cannot open the pod network")?;
+    network.set_max_connections(settings.cni.max_connections);
     let made = network.set_pod_cidrs(settings.pod_cidrs.clone()).await;
     made.context("cannot make the pod network")?;
     Ok(network)

@@ -15,15 +15,23 @@ use crate::source::{self, Sources};
 use crate::system_oom;
 use crate::volume::local_cleanup;
 
+/// The pods that other tasks name, by their uids.
+pub(super) struct PodSignals {
+    pub(super) evicted: mpsc::UnboundedReceiver<String>,
+    /// Pods whose devices have changed.
+    pub(super) device_changes: mpsc::UnboundedReceiver<String>,
+}
+
 /// Watches the node's pods and runs them, with the caches, status writes and garbage collection that they need.
 pub(super) fn spawn_pod_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<NodeContext>,
     agent: &NodeAgent,
-    [evicted, device_changes]: [mpsc::UnboundedReceiver<String>; 2],
+    signals: PodSignals,
 ) {
     let (changes, received) = mpsc::channel(256);
     let (node_object, pods) = (agent.node(), node.pods.clone());
+    let PodSignals { evicted, device_changes } = signals;
     let inputs = Inputs { changes: received, node_object, pods, evicted, device_changes };
     let collected = Collected {
         runtime: Arc::clone(&node.runtime),

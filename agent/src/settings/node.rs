@@ -8,13 +8,14 @@ mod images;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use coracle_agent::{
     AllowedImages, AllowedSysctl, CpuSet, EvictionThresholds, PodPolicy, ServiceProxyConfig, ShutdownPeriods,
     StaticPodSources,
 };
+use coracle_cri::NriSettings;
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
@@ -31,6 +32,7 @@ use super::{
     Dirs, Serving, address_or_port, cgroup, image_pull, labels, nri, overlay, pod_policy, reports,
     resource_managers, serving, shutdown, static_pods,
 };
+use checked::Explicit;
 pub(crate) use checked::{Node, ShownSettings};
 
 settings! {
@@ -233,6 +235,14 @@ settings! {
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Time without progress after which the pull of an image fails, at least one second.
+    image_pull_progress_timeout: GoDuration = default "5m", "DURATION";
+    /// Maximum number of layers of one image that are fetched at the same time. Values above 8 have no effect.
+    max_concurrent_downloads: NonZero<u16> = default "3", "COUNT";
+    /// Maximum size of an unpacked layer of an image.
+    max_layer_size: ByteSize = default "64Gi", "BYTES";
+    /// Maximum number of files, directories and other entries of a layer of an image.
+    max_layer_entries: NonZero<u32> = default "4000000", "COUNT";
     /// Pull one image at a time. By default, images are pulled at the same time.
     serialize_image_pulls: bool = default "false", "BOOL";
     /// Maximum number of images that are pulled at the same time. More than 1 only without serialize-image-pulls.
@@ -260,6 +270,12 @@ settings! {
     nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
     /// Directory of the configurations of NRI plugins.
     nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
+    /// Time in which an NRI plugin must register, and receive all pods.
+    nri_plugin_registration_timeout: GoDuration = default "5s", "DURATION";
+    /// Time in which an NRI plugin must answer any other request.
+    nri_plugin_request_timeout: GoDuration = default "2s", "DURATION";
+    /// Directories of device descriptions (CDI). A later directory takes precedence.
+    cdi_spec_dir: Vec<PathBuf> = default "/etc/cdi,/var/run/cdi", "DIR";
     /// Size at which a container's log file is rotated.
     container_log_max_size: ByteSize = default "10Mi", "BYTES", also "log-max-size";
     /// Maximum number of log files of a container.
@@ -293,10 +309,14 @@ settings! {
 /// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
-/// Static pods, periods of pods at a shutdown, thresholds of evictions, and the settings of all pods. `None` for each
-/// invalid part.
-type PodSettings =
-    (Option<StaticPodSources>, Option<ShutdownPeriods>, Option<EvictionThresholds>, Option<PodPolicy>);
+/// Checked settings of pods. `None` for each invalid part.
+struct PodSettings {
+    static_pods: Option<StaticPodSources>,
+    /// Periods of pods at a shutdown.
+    shutdown_periods: Option<ShutdownPeriods>,
+    eviction: Option<EvictionThresholds>,
+    policy: Option<PodPolicy>,
+}
 
 // === impl NodeSettings ===
 
@@ -305,21 +325,24 @@ impl NodeSettings {
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
-        let (images, dns) = (self.images(sources), self.dns());
+        let (images, dns, explicit) = (self.images(sources), self.dns(), self.explicit());
         let serving = sources.take(Serving::decide(&self, &dirs.state));
-        let (static_pods, shutdown_periods, eviction, pod_policy) = self.pods(sources);
-        let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
+        let pods = self.pods(sources);
+        let directories = self.directories(&dirs.state, sources);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
-        let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
+        let reserved = resource_managers::reserved(&self);
+        let nri = sources.take(self.nri(&dirs.run));
+        let directories = directories?;
         Some(Node {
             dirs: dirs.clone(),
             cni: self.cni(),
+            nri: nri?,
             reports: reports::decide(&self),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
-            local_volume_dir: local_volume_dir?,
-            plugin_registry_dir: plugin_registry_dir?,
-            pod_log_dir: pod_log_dir?,
-            static_pods: static_pods?,
+            local_volume_dir: directories.local_volumes,
+            plugin_registry_dir: directories.plugin_registry,
+            pod_log_dir: directories.pod_logs,
+            static_pods: pods.static_pods?,
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),
             name: name?,
@@ -331,7 +354,7 @@ impl NodeSettings {
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
             dns,
-            explicit: [self.serve_dns.is_some(), self.service_proxy.is_some(), self.network_policy.is_some()],
+            explicit,
             network_policy_table: self.network_policy.unwrap_or(true).then(|| policy_table(&self.nft_table)),
             bridge: self.bridge,
             nft_table: self.nft_table,
@@ -340,15 +363,15 @@ impl NodeSettings {
             max_pods: pod_policy::max_pods(self.max_pods, self.pods_per_core, pod_policy::cpus()),
             pods_per_core: self.pods_per_core,
             pod_pids_limit: Some(self.pod_max_pids).filter(|limit| *limit > 0),
-            pod_policy: pod_policy?,
-            system_reserved,
-            kube_reserved,
+            pod_policy: pods.policy?,
+            system_reserved: reserved.system,
+            kube_reserved: reserved.own,
             resource_managers: resource_managers?,
-            eviction: eviction?,
-            shutdown_periods: shutdown_periods?,
+            eviction: pods.eviction?,
+            shutdown_periods: pods.shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
             images: images?,
-            nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &dirs.run),
+            cdi_spec_dirs: self.cdi_spec_dir,
             log_max_size: self.container_log_max_size.0,
             log_max_files: self.container_log_max_files,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
@@ -358,17 +381,36 @@ impl NodeSettings {
     }
 
     fn pods(&self, sources: &mut Sources) -> PodSettings {
-        (
-            sources.take(static_pods::decide(self)),
-            sources.take(shutdown::decide(self)),
-            sources.take(eviction::decide(self)),
-            sources.take(pod_policy::decide(self)),
-        )
+        PodSettings {
+            static_pods: sources.take(static_pods::decide(self)),
+            shutdown_periods: sources.take(shutdown::decide(self)),
+            eviction: sources.take(eviction::decide(self)),
+            policy: sources.take(pod_policy::decide(self)),
+        }
+    }
+
+    fn explicit(&self) -> Explicit {
+        Explicit {
+            serve_dns: self.serve_dns.is_some(),
+            service_proxy: self.service_proxy.is_some(),
+            network_policy: self.network_policy.is_some(),
+        }
     }
 
     fn cni(&self) -> Cni {
         let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
+    }
+
+    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
+        let plugins = nri::Plugins {
+            socket: self.nri_socket.clone(),
+            dir: self.nri_plugin_dir.clone(),
+            config_dir: self.nri_plugin_config_dir.clone(),
+            registration_timeout: self.nri_plugin_registration_timeout.0,
+            request_timeout: self.nri_plugin_request_timeout.0,
+        };
+        plugins.decide(run_dir)
     }
 
     pub(super) fn proxy(&self) -> ServiceProxyConfig {

@@ -6,7 +6,7 @@ use super::sources::Sources;
 use super::table::{Flags, Table};
 
 /// Settings of networks, images and containers. Another container runtime has its own settings for them.
-const BUILT_IN_RUNTIME_SETTINGS: [&str; 20] = [
+const BUILT_IN_RUNTIME_SETTINGS: [&str; 27] = [
     "cni-conf-dir",
     "cni-bin-dir",
     "bridge",
@@ -21,9 +21,16 @@ const BUILT_IN_RUNTIME_SETTINGS: [&str; 20] = [
     "overlay-route-protocol",
     "pinned-image",
     "registry-config-dir",
+    "image-pull-progress-timeout",
+    "max-concurrent-downloads",
+    "max-layer-size",
+    "max-layer-entries",
     "nri-socket",
     "nri-plugin-dir",
     "nri-plugin-config-dir",
+    "nri-plugin-registration-timeout",
+    "nri-plugin-request-timeout",
+    "cdi-spec-dir",
     "container-log-max-size",
     "container-log-max-files",
     "streaming-connection-idle-timeout",

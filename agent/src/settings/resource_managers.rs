@@ -125,15 +125,23 @@ pub(super) fn decide(node: &NodeSettings, gates: &FeatureGates) -> anyhow::Resul
     })
 }
 
+/// Reserved amounts of resources, by name.
+pub(super) struct Reserved {
+    /// For the system.
+    pub(super) system: BTreeMap<String, String>,
+    /// For the node's own processes.
+    pub(super) own: BTreeMap<String, String>,
+}
+
 /// The amounts that are reserved for the system and for the node's own processes. As in the kubelet, the number of the
 /// CPUs in reserved-cpus replaces both amounts of cpu.
-pub(super) fn reserved(node: &NodeSettings) -> [BTreeMap<String, String>; 2] {
+pub(super) fn reserved(node: &NodeSettings) -> Reserved {
     let (mut system, mut own) = (node.system_reserved.0.clone(), node.kube_reserved.0.clone());
     if let Some(cpus) = reserved_cpus(node) {
         own.remove("cpu");
         system.insert("cpu".to_owned(), cpus.len().to_string());
     }
-    [system, own]
+    Reserved { system, own }
 }
 
 fn reserved_cpus(node: &NodeSettings) -> Option<&CpuSet> {
@@ -196,10 +204,11 @@ mod tests {
     #[test]
     fn reserved_cpus_replace_the_reserved_amounts() {
         let text = "reserved-cpus = \"0,2\"\nsystem-reserved = { cpu = \"100m\", memory = \"1Gi\" }\nkube-reserved = { cpu = \"1\" }";
-        let [system, own] = reserved(&node_settings(text).unwrap());
+        let Reserved { system, own } = reserved(&node_settings(text).unwrap());
         assert_eq!((system["cpu"].as_str(), system["memory"].as_str()), ("2", "1Gi"));
         assert!(own.is_empty());
-        let [system, _] = reserved(&node_settings("system-reserved = { cpu = \"100m\" }").unwrap());
+        let Reserved { system, .. } =
+            reserved(&node_settings("system-reserved = { cpu = \"100m\" }").unwrap());
         assert_eq!(system["cpu"], "100m");
     }
 }

@@ -1,7 +1,8 @@
 //! Settings of `coracle runtime`.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::num::NonZero;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,9 +11,10 @@ use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 
 use super::cni::{self, Cni};
+use super::image_store::ImageStore;
 use super::sources::Sources;
 use super::table::{Flags, settings};
-use super::value::{IdleTimeout, PathOrOff};
+use super::value::{ByteSize, GoDuration, IdleTimeout, PathOrOff};
 use super::{DefaultLevel, LogSettings, absolute, cgroup, log_unknown_variables, nri, sources};
 
 settings! {
@@ -34,12 +36,28 @@ settings! {
     cni_bin_dir: Vec<PathBuf> = default "/opt/cni/bin", "DIR";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Time without progress after which the pull of an image fails, at least one second.
+    image_pull_progress_timeout: GoDuration = default "5m", "DURATION";
+    /// Maximum number of layers of one image that are fetched at the same time. Values above 8 have no effect.
+    max_concurrent_downloads: NonZero<u16> = default "3", "COUNT";
+    /// Maximum size of an unpacked layer of an image.
+    max_layer_size: ByteSize = default "64Gi", "BYTES";
+    /// Maximum number of files, directories and other entries of a layer of an image.
+    max_layer_entries: NonZero<u32> = default "4000000", "COUNT";
     /// Images that a kubelet must not remove as unused: a name, a prefix and *, or a word between two *.
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Ranges of pod addresses of the built-in network, at most one of each family.
     pod_cidr: Vec<IpNetwork> = default "10.88.0.0/16", "CIDR";
     /// Name of the bridge of the built-in network.
     bridge: String = default "coracle0", "NAME";
+    /// Maximum packet size (MTU) of pods, in bytes.
+    mtu: Option<u32> = unset "the kernel's default", "BYTES";
+    /// Drop packets that pods of the built-in network send from addresses that are not their own (hardware, IP, ARP,
+    /// neighbour discovery).
+    check_pod_sources: bool = default "true", "BOOL";
+    /// Maximum connections that a pod of the built-in network begins and the machine tracks at the same time; 0: no
+    /// limit.
+    pod_max_connections: u32 = default "0", "COUNT";
     /// Name of the nftables table.
     nft_table: String = default "coracle", "NAME";
     /// Cgroup that contains all cgroups of pods.
@@ -52,6 +70,16 @@ settings! {
     nri_plugin_dir: Option<PathOrOff> = unset "/opt/nri/plugins", "DIR";
     /// Directory of the configurations of NRI plugins.
     nri_plugin_config_dir: PathBuf = default "/etc/nri/conf.d", "DIR";
+    /// Time in which an NRI plugin must register, and receive all pods.
+    nri_plugin_registration_timeout: GoDuration = default "5s", "DURATION";
+    /// Time in which an NRI plugin must answer any other request.
+    nri_plugin_request_timeout: GoDuration = default "2s", "DURATION";
+    /// Directories of device descriptions (CDI). A later directory takes precedence.
+    cdi_spec_dir: Vec<PathBuf> = default "/etc/cdi,/var/run/cdi", "DIR";
+    /// Size at which a container's log file is rotated; 0: only the kubelet rotates it.
+    container_log_max_size: ByteSize = default "10Mi", "BYTES";
+    /// Maximum number of log files of a container.
+    container_log_max_files: u32 = default "5", "COUNT";
     /// Address of the streaming server (exec, attach, port-forward). Port 0 chooses a free port.
     stream_listen: SocketAddr = default "127.0.0.1:0", "ADDRESS";
     /// Time after which an idle stream is closed: a duration or seconds; 0: never.
@@ -65,16 +93,19 @@ pub(crate) struct Runtime {
     pub(crate) root: PathBuf,
     pub(crate) state: PathBuf,
     pub(crate) cni: Cni,
-    pub(crate) registry_config_dir: Option<PathBuf>,
-    pub(crate) pinned_images: Vec<PinPattern>,
+    pub(crate) image_store: ImageStore,
     pub(crate) pod_cidrs: Vec<IpNetwork>,
     pub(crate) bridge: String,
+    pub(crate) mtu: Option<u32>,
     pub(crate) nft_table: String,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
+    pub(crate) log_max_size: u64,
+    pub(crate) log_max_files: u32,
     pub(crate) stream_listen: SocketAddr,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) nri: NriSettings,
+    pub(crate) cdi_spec_dirs: Vec<PathBuf>,
 }
 
 // === impl RuntimeSettings ===
@@ -101,23 +132,55 @@ impl RuntimeSettings {
         if self.pod_cidr.is_empty() {
             sources.problems.push("pod-cidr is empty: name at least one range".to_owned());
         }
+        let image_store = sources.take(self.image_store().checked());
         let state = state?;
+        let nri = sources.take(self.nri(&state));
         Some(Runtime {
             socket: socket?,
             root: root?,
-            nri: nri::decide(self.nri_socket, self.nri_plugin_dir, self.nri_plugin_config_dir, &state),
+            nri: nri?,
             state,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, true, Some(0)),
-            registry_config_dir: self.registry_config_dir,
-            pinned_images: self.pinned_image,
+            cni: self.cni(),
+            image_store: image_store?,
             pod_cidrs: self.pod_cidr,
             bridge: self.bridge,
+            mtu: self.mtu,
             nft_table: self.nft_table,
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),
+            log_max_size: self.container_log_max_size.0,
+            log_max_files: self.container_log_max_files,
+            cdi_spec_dirs: self.cdi_spec_dir,
             stream_listen: self.stream_listen,
             stream_idle_limit: self.streaming_connection_idle_timeout.0,
         })
+    }
+
+    fn cni(&self) -> Cni {
+        let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
+        cni::decide(conf_dir, bin_dirs, self.check_pod_sources, Some(self.pod_max_connections))
+    }
+
+    fn image_store(&self) -> ImageStore {
+        ImageStore {
+            registry_config_dir: self.registry_config_dir.clone(),
+            pinned: self.pinned_image.clone(),
+            progress_timeout: self.image_pull_progress_timeout.0,
+            max_concurrent_downloads: self.max_concurrent_downloads,
+            max_layer_bytes: self.max_layer_size.0,
+            max_layer_entries: self.max_layer_entries,
+        }
+    }
+
+    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
+        let plugins = nri::Plugins {
+            socket: self.nri_socket.clone(),
+            dir: self.nri_plugin_dir.clone(),
+            config_dir: self.nri_plugin_config_dir.clone(),
+            registration_timeout: self.nri_plugin_registration_timeout.0,
+            request_timeout: self.nri_plugin_request_timeout.0,
+        };
+        plugins.decide(run_dir)
     }
 }
 
@@ -133,6 +196,8 @@ fn socket(listen: &str) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use clap::{Args as _, FromArgMatches as _};
+    use coracle_cri::RuntimeConfig;
+    use coracle_images::ImagesConfig;
 
     use super::super::TABLES;
     use super::super::file::File;
@@ -173,6 +238,49 @@ mod tests {
     fn an_empty_flag_switches_plugins_off() {
         let nri = resolve(&["--nri-socket", "", "--nri-plugin-dir", ""], "").unwrap().nri;
         assert_eq!((nri.socket, nri.plugins), (None, None));
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_runtime_and_of_the_image_store() {
+        let runtime = resolve(&[], "").unwrap();
+        let default = RuntimeConfig::default();
+        let logs = (runtime.log_max_size, runtime.log_max_files);
+        assert_eq!(logs, (default.log_max_size, default.log_max_files));
+        assert_eq!(runtime.cdi_spec_dirs, default.cdi_dirs);
+        let nri = (runtime.nri.registration_timeout, runtime.nri.request_timeout);
+        assert_eq!(nri, (default.nri.registration_timeout, default.nri.request_timeout));
+        let (store, default) = (runtime.image_store.config(Path::new("/s")), ImagesConfig::new("/s"));
+        let limits = |config: &ImagesConfig| (config.limits.layer_bytes, config.limits.layer_entries);
+        assert_eq!(limits(&store), limits(&default));
+        let downloads = |config: &ImagesConfig| (config.progress_timeout, config.parallel_layers);
+        assert_eq!(downloads(&store), downloads(&default));
+    }
+
+    #[test]
+    fn settings_reach_the_image_store_and_the_network() {
+        let words = [
+            "--image-pull-progress-timeout=90s",
+            "--max-concurrent-downloads=7",
+            "--max-layer-size=1Gi",
+            "--max-layer-entries=9",
+            "--check-pod-sources=false",
+            "--pod-max-connections=100",
+            "--mtu=1400",
+        ];
+        let runtime = resolve(&words, "").unwrap();
+        let store = runtime.image_store.config(Path::new("/s"));
+        assert_eq!((store.progress_timeout.as_secs(), store.parallel_layers), (90, 7));
+        assert_eq!((store.limits.layer_bytes, store.limits.layer_entries), (1 << 30, 9));
+        assert_eq!((runtime.cni.check_sources, runtime.cni.max_connections), (false, Some(100)));
+        assert_eq!(runtime.mtu, Some(1400));
+        let problem = resolve(&["--image-pull-progress-timeout=0"], "").unwrap_err();
+        assert!(problem.contains("image-pull-progress-timeout must be at least 1s"), "{problem}");
+        let problem = resolve(&["--max-layer-size=0"], "").unwrap_err();
+        assert!(problem.contains("max-layer-size must be more than 0"), "{problem}");
+        for name in ["nri-plugin-registration-timeout", "nri-plugin-request-timeout"] {
+            let problem = resolve(&[&format!("--{name}=0")], "").unwrap_err();
+            assert!(problem.contains(&format!("{name} must be more than 0")), "{problem}");
+        }
     }
 
     #[test]

@@ -10,13 +10,14 @@ use super::NodeSettings;
 
 /// Checks the settings, and converts them to the periods of all priorities.
 pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<ShutdownPeriods> {
-    let durations = [node.shutdown_grace_period.0, node.shutdown_grace_period_critical_pods.0];
-    periods(durations, &node.shutdown_grace_period_by_pod_priority)
+    let (total, critical) = (node.shutdown_grace_period.0, node.shutdown_grace_period_critical_pods.0);
+    periods(total, critical, &node.shutdown_grace_period_by_pod_priority)
 }
 
 /// The periods of a total duration and the part of critical pods, or of seconds by priority.
 fn periods(
-    [total, critical]: [Duration; 2],
+    total: Duration,
+    critical: Duration,
     by_priority: &BTreeMap<String, String>,
 ) -> anyhow::Result<ShutdownPeriods> {
     anyhow::ensure!(
@@ -62,7 +63,7 @@ mod tests {
 
     fn of(total: u64, critical: u64, by_priority: &[(&str, &str)]) -> anyhow::Result<ShutdownPeriods> {
         let pairs = by_priority.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
-        periods([total, critical].map(Duration::from_millis), &pairs.collect())
+        periods(Duration::from_millis(total), Duration::from_millis(critical), &pairs.collect())
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_cri::blocking::FileWork;
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::Api;
@@ -13,6 +14,10 @@ use kube::Api;
 use super::error::{SetUpError, VolumeError};
 use super::{Mounted, Target, host_path, local, mount_options, mounts, nfs, run_blocking};
 use crate::json_file;
+
+/// Checks of volumes that only one pod may use. One check runs at a time, because two concurrent checks could both find
+/// the volume unused.
+static CHECKS: FileWork = FileWork::new(1);
 
 /// The claim of a volume.
 struct Claim {
@@ -78,8 +83,44 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
     };
     // Write the record first: it protects the directory of a local volume while the pod uses it.
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
-    write(&record, &persistent).map_err(SetUpError::io("write", &record)).map_err(failed)?;
+    record_volume(target, &record, &persistent).await.map_err(failed)?;
     mount_source(target, volume, &persistent, claim.read_only).await
+}
+
+/// Records the volume of a pod, unless only one pod may use the volume and another pod uses it.
+async fn record_volume(
+    target: &Target<'_>,
+    record: &Path,
+    volume: &PersistentVolume,
+) -> Result<(), SetUpError> {
+    if !is_exclusive(volume) {
+        return write(record, volume).map_err(SetUpError::io("write", record));
+    }
+    let (pods, uid) = (target.ctx.pods_dir().to_owned(), target.uid.to_owned());
+    let (at, volume) = (record.to_owned(), volume.clone());
+    let done = CHECKS.run(move || write_if_unused(&pods, &uid, &at, &volume)).await.unwrap_or_else(Err);
+    match done.map_err(SetUpError::io("write", record))? {
+        true => Ok(()),
+        false => Err(SetUpError::InUse),
+    }
+}
+
+/// Whether only one pod may use the volume. As upstream, this applies to local volumes, and not if the volume also has
+/// other access modes (`GenerateMountVolumeFunc`, `AddPodToVolume`).
+fn is_exclusive(volume: &PersistentVolume) -> bool {
+    let spec = volume.spec.as_ref().filter(|spec| spec.local.is_some());
+    spec.and_then(|spec| spec.access_modes.as_ref()).is_some_and(|modes| *modes == ["ReadWriteOncePod"])
+}
+
+/// Records the volume of the pod with this uid. Returns false if another pod uses the volume. A pod that has the record
+/// already keeps the volume.
+fn write_if_unused(pods_dir: &Path, uid: &str, record: &Path, volume: &PersistentVolume) -> io::Result<bool> {
+    let is_recorded = read(record).is_some_and(|known| known.metadata.name == volume.metadata.name);
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    if !is_recorded && is_used_by_others(pods_dir, uid, name)? {
+        return Ok(false);
+    }
+    write(record, volume).map(|()| true)
 }
 
 /// Whether a pod on this node uses the volume. The record of a pod exists until its volumes are removed.
@@ -87,8 +128,14 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
 /// # Errors
 /// A record cannot be read: its pod may use the volume.
 pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
+    is_used_by_others(pods_dir, "", volume)
+}
+
+/// Like [`is_in_use`], without the pod with this uid.
+fn is_used_by_others(pods_dir: &Path, uid: &str, volume: &str) -> io::Result<bool> {
+    let own = pods_dir.join(uid);
     let mut unreadable = None;
-    for pod in entries(pods_dir)? {
+    for pod in entries(pods_dir)?.into_iter().filter(|pod| *pod != own) {
         for record in entries(&pod.join("claims"))? {
             // A temporary file is left by an interrupted write. The write precedes the start of the pod, so the pod has
             // not started.
@@ -350,5 +397,33 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("other")).expect("remove the other pod");
         std::fs::remove_dir_all(dir.path().join("uid")).expect("remove the pod");
         assert!(!in_use("v").expect("read"));
+    }
+
+    #[test]
+    fn a_volume_for_one_pod_is_not_recorded_for_a_second_pod() {
+        let volume = |modes: Value, source: &str| -> PersistentVolume {
+            let mut volume = json!({"metadata": {"name": "v"}, "spec": {"accessModes": modes}});
+            volume["spec"][source] = json!({"path": "/x"});
+            serde_json::from_value(volume).expect("volume")
+        };
+        let exclusive = volume(json!(["ReadWriteOncePod"]), "local");
+        assert!(is_exclusive(&exclusive));
+        assert!(!is_exclusive(&volume(json!(["ReadWriteOncePod"]), "hostPath")));
+        assert!(!is_exclusive(&volume(json!(["ReadWriteOnce", "ReadWriteOncePod"]), "local")));
+
+        let dir = tempfile::tempdir().expect("directory");
+        let record = |uid: &str, name: &str| {
+            let at = record_of(&dir.path().join(uid), name);
+            write_if_unused(dir.path(), uid, &at, &exclusive).expect("read and write")
+        };
+        assert!(record("a", "one") && record("a", "two"), "two volumes of one pod");
+        assert!(!record("b", "one"));
+        assert!(!dir.path().join("b").exists(), "a refused pod has no record");
+        write(&record_of(&dir.path().join("c"), "one"), &exclusive).expect("a record of an earlier agent");
+        assert!(record("a", "one") && record("c", "one"), "pods keep the volumes that they have");
+        for uid in ["a", "c"] {
+            std::fs::remove_dir_all(dir.path().join(uid)).expect("remove the pod");
+        }
+        assert!(record("b", "one"));
     }
 }

@@ -135,6 +135,9 @@ pub enum SetUpError {
     /// A local volume cannot be used.
     #[error("local volume: {0}")]
     Local(String),
+    /// Another pod of the node uses a volume that only one pod may use.
+    #[error("volume uses the ReadWriteOncePod access mode and is already in use by another pod")]
+    InUse,
     /// The type of the volume has no mount options.
     #[error("mount options are not supported for this volume type")]
     NoMountOptions,

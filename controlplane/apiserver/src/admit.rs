@@ -58,6 +58,7 @@ use crate::{
     warnings::Warnings,
 };
 pub(crate) use config::PluginConfigs;
+pub use default_tolerations::TolerationSeconds;
 use member::Member;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use optional::fuzz_image_review;
@@ -204,8 +205,7 @@ pub(crate) struct Admission {
     pub(crate) initialization: Option<Arc<Initialization>>,
     /// The usage of images. `None` without the plugin InitialResources.
     pub(crate) usage_history: Option<Arc<UsageHistory>>,
-    /// Seconds for which pods tolerate nodes that are not ready, and nodes that are unreachable.
-    pub(crate) toleration_seconds: [i64; 2],
+    pub(crate) toleration_seconds: TolerationSeconds,
 }
 
 impl Operation {

@@ -11,7 +11,7 @@ use coracle_kinds::kind::RuntimeConfig;
 use ipnetwork::IpNetwork;
 use nix::unistd::{SysconfVar, sysconf};
 
-use crate::admit::PluginSelection;
+use crate::admit::{PluginSelection, TolerationSeconds};
 use crate::aggregation::FrontProxy;
 use crate::audit::{AuditBatch, AuditTruncateConfig, AuditWebhookConfig, Auditor, LogBackend};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
@@ -127,8 +127,8 @@ impl Default for ServerFeatures {
 pub struct ServerOptions {
     /// Port range for node ports of services.
     pub node_ports: RangeInclusive<u16>,
-    /// Default toleration in seconds of pods for nodes that are not ready, and for unreachable nodes.
-    pub toleration_seconds: [i64; 2],
+    /// Default tolerations of pods.
+    pub toleration_seconds: TolerationSeconds,
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
     /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at
@@ -195,7 +195,7 @@ impl Default for ServerOptions {
     fn default() -> Self {
         Self {
             node_ports: 30000..=32767,
-            toleration_seconds: [300; 2],
+            toleration_seconds: TolerationSeconds { not_ready: 300, unreachable: 300 },
             event_lifetime: Duration::from_secs(3600),
             max_namespace_bytes: None,
             max_all_namespaces_bytes: None,

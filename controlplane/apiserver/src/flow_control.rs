@@ -34,7 +34,7 @@ use crate::{
     reply::Reply,
     request::{Query, RequestInfo},
 };
-use counts::{Counts, Executing, SchemaCounts, Times};
+use counts::{Counts, Executing, Labels, SchemaCounts, Times};
 pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
 use note::Note;
@@ -293,8 +293,8 @@ fn seats_for(info: &RequestInfo, objects: u64) -> u64 {
 
 impl Row {
     /// Names of the level and the schema.
-    fn labels(&self) -> [&str; 2] {
-        [&self.schema.level, &self.schema.name]
+    fn labels(&self) -> Labels<'_> {
+        Labels { level: &self.schema.level, schema: &self.schema.name }
     }
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct LargeRequestPermit {
 }
 
 fn semaphore(units: u32) -> Arc<Semaphore> {
-    Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
+    Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS)))
 }
 
 fn lock(owners: &Owners) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {

@@ -111,7 +111,7 @@ mod webhook_connections;
 mod write;
 mod write_turns;
 
-pub use admit::PluginSelection;
+pub use admit::{PluginSelection, TolerationSeconds};
 pub use aggregation::FrontProxy;
 pub use audit::{AuditBatch, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};

@@ -36,7 +36,7 @@ use self::change::{Changed, changed};
 use self::encoded::commit_encoded;
 use self::identity::{Identity, fingerprint, keep_identity};
 use self::preparation::{put_managed_fields, set_defaults};
-pub(crate) use self::{encoded::update_encoded, identity::check_uid};
+pub(crate) use self::{change::Target, encoded::update_encoded, identity::check_uid};
 use crate::{
     admit::{Attributes, Operation},
     allocate::{Allocating, is_allocated},
@@ -214,19 +214,33 @@ fn stamp_new(object: &mut Value, writer: Writer) {
 }
 
 /// Changes an object. `change` makes the new state from the current state; it is called again after a conflict with
-/// another write. Upstream retries until the request times out. Here, each retry waits for its turn among the retries
-/// of the object, so few retries are enough, and they cost no more than the changes.
-pub(crate) async fn update(
+/// another write.
+pub(crate) fn update(
     call: &Call,
     name: &str,
     part: Part,
     writer: Writer,
+    change: impl FnMut(&Value) -> Result<Value> + Send,
+) -> impl Future<Output = Result<Stored>> {
+    update_target(call, Target { name, revision: "" }, part, writer, change)
+}
+
+/// Changes an object like [`update`]. The client may require a revision. Upstream retries until the request times out.
+/// Here, each retry waits for its turn among the retries of its owner, so few retries are enough. A retry that must
+/// fail does not wait.
+pub(crate) async fn update_target(
+    call: &Call,
+    target: Target<'_>,
+    part: Part,
+    writer: Writer,
     mut change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Stored> {
+    let name = target.name;
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     let mut turn = None;
     for attempt in 0..RETRIES {
         if attempt > 0 && turn.is_none() {
+            target.check_retry(call)?;
             turn = call.state.write_turns.enter(&key_of(kind, call.namespace(), name)).await;
         }
         let Changed { current, old, has_unknown, new, is_large } = changed(call, name, &mut change).await?;

@@ -2,19 +2,22 @@
 //!
 //! All writes that wait for the commit of another write to the same object would retry at the same time, and all but
 //! one of them would conflict again. With turns, `n` concurrent writes need about `2 n` attempts, not `n * n / 2`.
+//!
+//! Only the writes of one owner take turns. So a user who makes its writes slow on purpose does not delay the writes of
+//! nodes, controllers and other users to the same object.
 
 use std::time::Duration;
 
 use crate::{
     large_requests::{LargeRequestPermit, LargeRequests},
-    waits,
+    request_owner, waits,
 };
 
 /// Maximum wait for a turn. Then the write continues without a turn: the write that has the turn may wait for a slow
 /// webhook, or for a webhook that itself writes to the object.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
-/// The retries of writes, by the keys of their objects.
+/// The retries of writes, by their owners and the keys of their objects.
 pub(crate) struct WriteTurns(LargeRequests);
 
 /// The turn of a write, until it is dropped.
@@ -25,19 +28,21 @@ pub(crate) struct Turn {
 // === impl WriteTurns ===
 
 impl WriteTurns {
-    /// Waits for the turn of a write to the object with this key, in the order of calls. `None` after [`MAX_WAIT`]. A
-    /// request that waits for a long time gives its seats back.
+    /// Waits for the turn of a write to the object with this key among the writes of its owner, in the order of calls.
+    /// `None` after [`MAX_WAIT`]. A request that waits for a long time gives its seats back.
     ///
     /// The caller must hold nothing for which the write with the turn may wait, such as a slot or a lock of quotas.
     pub(crate) async fn enter(&self, key: &str) -> Option<Turn> {
-        let turn = tokio::time::timeout(MAX_WAIT, self.0.enter_units(key, 1));
+        // A key contains no blanks.
+        let queue = format!("{} {key}", request_owner::current());
+        let turn = tokio::time::timeout(MAX_WAIT, self.0.enter_units(&queue, 1));
         let permit = waits::without_seats(turn).await.ok()?;
         Some(Turn { _permit: permit })
     }
 }
 
 impl Default for WriteTurns {
-    /// One turn of each object, and any number of objects.
+    /// One turn of each owner and object, and any number of them.
     fn default() -> Self {
         Self(LargeRequests::with_budget(u32::MAX, 1))
     }
@@ -50,10 +55,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn writes_of_one_object_take_turns_and_do_not_wait_without_end() {
+    async fn writes_of_one_owner_take_turns_and_do_not_wait_without_end() {
         let turns = WriteTurns::default();
         let first = turns.enter("/pods/a").await.expect("the first turn");
         assert!(turns.enter("/pods/b").now_or_never().flatten().is_some(), "another object");
+        let other = request_owner::scope("bob".into(), turns.enter("/pods/a"));
+        assert!(other.now_or_never().flatten().is_some(), "another owner");
         let mut second = Box::pin(turns.enter("/pods/a"));
         assert!((&mut second).now_or_never().is_none(), "two writes have the turn");
         let mut third = Box::pin(turns.enter("/pods/a"));

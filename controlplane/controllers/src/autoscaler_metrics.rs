@@ -42,6 +42,13 @@ pub(crate) enum Scaling {
     Failed,
 }
 
+/// The metrics of one kind of work: the ends of their names, and the work in their help texts.
+struct Work {
+    total: &'static str,
+    duration: &'static str,
+    help: &'static str,
+}
+
 /// Reconciles or computations with one result.
 #[derive(Debug, Default)]
 struct Counts {
@@ -75,21 +82,25 @@ impl AutoscalerMetrics {
             labels.zip(counts)
         });
         let mut text = String::new();
-        let names = ["reconciliations_total", "reconciliation_duration_seconds"];
-        write(&mut text, names, "reconciles of autoscalers", reconciles);
-        let names = ["metric_computation_total", "metric_computation_duration_seconds"];
-        write(&mut text, names, "computations of metrics of autoscalers", computations);
+        let work = Work {
+            total: "reconciliations_total",
+            duration: "reconciliation_duration_seconds",
+            help: "reconciles of autoscalers",
+        };
+        write(&mut text, &work, reconciles);
+        let work = Work {
+            total: "metric_computation_total",
+            duration: "metric_computation_duration_seconds",
+            help: "computations of metrics of autoscalers",
+        };
+        write(&mut text, &work, computations);
         text
     }
 }
 
 /// Writes a counter and a histogram of the same work, if there was work.
-fn write<'a>(
-    text: &mut String,
-    [total, duration]: [&str; 2],
-    work: &str,
-    counts: impl Iterator<Item = (String, &'a Counts)>,
-) {
+fn write<'a>(text: &mut String, work: &Work, counts: impl Iterator<Item = (String, &'a Counts)>) {
+    let Work { total, duration, help } = work;
     let read = counts.map(|(labels, counts)| {
         let buckets: Vec<u64> = counts.buckets.iter().map(|count| count.load(Relaxed)).collect();
         (labels, buckets, Duration::from_micros(counts.micros.load(Relaxed)))
@@ -100,12 +111,12 @@ fn write<'a>(
     }
     let name = format!("{PREFIX}_{total}");
     // Writing to memory cannot fail.
-    let _ = writeln!(text, "# HELP {name} Number of {work}.\n# TYPE {name} counter");
+    let _ = writeln!(text, "# HELP {name} Number of {help}.\n# TYPE {name} counter");
     for (labels, buckets, _) in &read {
         let _ = writeln!(text, "{name}{{{labels}}} {}", buckets.iter().sum::<u64>());
     }
     let name = format!("{PREFIX}_{duration}");
-    let _ = writeln!(text, "# HELP {name} Duration of {work} in seconds.\n# TYPE {name} histogram");
+    let _ = writeln!(text, "# HELP {name} Duration of {help} in seconds.\n# TYPE {name} histogram");
     for (labels, buckets, sum) in &read {
         let bounds = BOUNDS.iter().map(|bound| Duration::from_millis(*bound).as_secs_f64().to_string());
         let mut count = 0;

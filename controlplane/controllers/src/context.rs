@@ -11,6 +11,7 @@ use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::state::daemon_backoff::PodBackoff;
+use crate::state::deletions::Deletions;
 use crate::state::failed_pods::FailedPods;
 use crate::state::group_members::GroupMembers;
 use crate::state::job_creations::JobCreations;
@@ -57,6 +58,8 @@ pub(crate) struct Context {
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// Node ports of services.
     pub(crate) service_ports: Arc<ServicePorts>,
+    /// Deletions of objects of kinds that no other controller watches.
+    pub(crate) deletions: Arc<Deletions>,
     /// Processors of zones.
     pub(crate) zones: Arc<ZoneIndex>,
 }
@@ -82,6 +85,7 @@ impl Context {
             selectors: Arc::default(),
             service_addresses: Arc::default(),
             service_ports: Arc::default(),
+            deletions: Arc::default(),
             zones: Arc::default(),
         }
     }

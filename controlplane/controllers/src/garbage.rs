@@ -6,4 +6,5 @@ mod discovery;
 mod first_lists;
 mod graph;
 pub(crate) mod plan;
+mod removed;
 pub(crate) mod run;

@@ -66,7 +66,7 @@ pub(crate) use networking::{IPAddress, ServiceCIDR};
 use processors::processors;
 pub(crate) use quota::ResourceQuota;
 pub(crate) use rbac::ClusterRole;
-use requests::{PodRequests, Resources};
+use requests::{PodRequests, Resources, is_present};
 pub(crate) use scheduling::{PodGroup, PodSchedulingGroup};
 use storage::claim_volumes;
 pub(crate) use storage::{
@@ -107,6 +107,9 @@ pub(crate) struct PodSpec {
     pub(crate) sidecars: Vec<PodContainer>,
     /// The requests of the pod as a whole. `None` after [`Object::slim`].
     resources: Option<Resources>,
+    /// Whether the pod has `activeDeadlineSeconds`.
+    #[serde(rename = "activeDeadlineSeconds", deserialize_with = "is_present")]
+    pub(crate) has_deadline: bool,
     /// The requests of the pod and its containers. `None` before [`Object::slim`].
     #[serde(skip)]
     pub(crate) requests: Option<Arc<PodRequests>>,

@@ -8,8 +8,10 @@ use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
+use crate::devices::may_use_devices;
 use crate::object::Pod;
 use crate::preempt::Victim;
+use crate::volumes::claims_of;
 use coracle_values::object::ObjectExt;
 
 /// Time after which a request fails if the API server does not answer it. A pod waits for the end of these requests.
@@ -112,7 +114,10 @@ async fn write_condition(
             && old.reason.as_deref() == Some(reason.name())
             && old.message.as_deref() == Some(message)
     });
-    if is_same && pod.status.nominated_node_name.as_deref() == nominated {
+    // The binding of a pod with claims writes a nominated node, which this state of the pod may not contain yet.
+    let may_be_nominated =
+        reason == NotScheduled::SchedulerError && (claims_of(pod).next().is_some() || may_use_devices(pod));
+    if is_same && !may_be_nominated && pod.status.nominated_node_name.as_deref() == nominated {
         return Ok(());
     }
     let now = jiff::Timestamp::now();
@@ -258,6 +263,26 @@ mod tests {
                 found.push(version);
             }
             assert_eq!(found, expected);
+        }
+    }
+
+    #[tokio::test]
+    async fn the_condition_of_an_error_is_written_again_if_the_binding_may_have_nominated_a_node() {
+        let claim = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        for (volumes, expected) in [(json!([]), 0), (json!([claim]), 1)] {
+            let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+            let service = tower::service_fn(move |_request: Request<Body>| {
+                sender.send(()).unwrap();
+                async { Ok::<_, Infallible>(Response::new(Body::from(b"{}".to_vec()))) }
+            });
+            let mut pod = fixture::pod("p", json!({"containers": [{}], "volumes": volumes}));
+            let condition = json!([{"type": "PodScheduled", "status": "False", "reason": "SchedulerError",
+                "message": "why"}]);
+            pod.status.conditions = serde_json::from_value(condition).unwrap();
+            let (client, error) = (Client::new(service, ""), NotScheduled::SchedulerError);
+            mark_not_scheduled(client, &pod, error, "why", None).await.unwrap();
+            let count = std::iter::from_fn(|| requests.try_recv().ok()).count();
+            assert_eq!(count, expected);
         }
     }
 

@@ -20,12 +20,14 @@
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
 //! | values of labels of metrics | [`metric_label`] | Prometheus' text format |
 //! | lists of strings in JSON | [`string_list`] | |
+//! | bootstrap tokens | [`BootstrapToken`] | `cluster-bootstrap/token/util` |
 //! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
 //! Invariants: no I/O, no async, no clock, no panic on any input. Each text has a limit on its size or is read in
 //! linear time.
 
+mod bootstrap_token;
 mod collect_map;
 pub mod component_page;
 pub mod field_selector;
@@ -48,6 +50,7 @@ pub mod toleration;
 #[doc(hidden)]
 pub use kube_core;
 
+pub use bootstrap_token::BootstrapToken;
 pub use collect_map::CollectMap;
 pub use quantity::Quantity;
 pub use selector_error::SelectorError;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::pin::PinPattern;
 
-/// Configuration of the image store.
+/// Configuration of the image store. Users can set the public fields. The others are constants that only tests change.
 #[derive(Debug, Clone)]
 pub struct ImagesConfig {
     /// The state directory. This crate owns `images/` in it.
@@ -15,37 +15,37 @@ pub struct ImagesConfig {
     /// Images that are never collected as unused.
     pub pinned: Vec<PinPattern>,
     /// Platform to select from an index.
-    pub platform: Platform,
+    pub(crate) platform: Platform,
     /// Limits of unpacked layers.
     pub limits: Limits,
     /// Timeout for the next byte from a registry. After the timeout the request is repeated, and resumes after the last
     /// received byte.
-    pub stall_timeout: Duration,
+    pub(crate) stall_timeout: Duration,
     /// Timeout for progress. A pull fails if a registry sends almost no data for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
     /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
     /// layers.
-    pub fetch_time_slice: Duration,
+    pub(crate) fetch_time_slice: Duration,
     /// Minimum compressed size in bytes of a layer whose fetch a later pull can resume. The data of such a layer is
     /// kept on disk until the layer is complete.
-    pub resume_from: u64,
+    pub(crate) resume_from: u64,
     /// Maximum number of layers that one pull fetches at a time.
     pub parallel_layers: usize,
 }
 
 /// Operating system and processor, in Go's names.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Platform {
+pub(crate) struct Platform {
     /// Operating system, such as `linux`.
-    pub os: String,
+    pub(crate) os: String,
     /// Processor architecture, such as `amd64`.
-    pub architecture: String,
+    pub(crate) architecture: String,
     /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has no variants.
-    pub variant: String,
+    pub(crate) variant: String,
 }
 
-/// Limits of an unpacked layer, against decompression bombs.
+/// Limits of an unpacked layer, against decompression bombs. Users can set the public fields.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Maximum bytes of one unpacked layer.
@@ -53,11 +53,11 @@ pub struct Limits {
     /// Maximum number of entries (files, directories, links, devices) of one layer.
     pub layer_entries: u64,
     /// Maximum unpacked bytes per compressed byte. Applies from [`Limits::ratio_from`] on.
-    pub ratio: u64,
+    pub(crate) ratio: u64,
     /// Unpacked bytes up to which the ratio is not checked.
-    pub ratio_from: u64,
+    pub(crate) ratio_from: u64,
     /// Binary logarithm of the largest zstd window in bytes, which the decoder keeps in memory.
-    pub zstd_window_log: u32,
+    pub(crate) zstd_window_log: u32,
 }
 
 // === impl ImagesConfig ===
@@ -102,8 +102,7 @@ impl Default for Limits {
 
 impl Platform {
     /// The platform that this binary was built for.
-    #[must_use]
-    pub fn host() -> Platform {
+    pub(crate) fn host() -> Platform {
         let (architecture, variant) = match std::env::consts::ARCH {
             "x86_64" => ("amd64", ""),
             "x86" => ("386", ""),

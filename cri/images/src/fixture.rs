@@ -29,7 +29,7 @@ impl TestImage {
     pub(crate) fn with(layers: Vec<(Vec<u8>, Digest)>, process: &serde_json::Value) -> TestImage {
         let diff_ids: Vec<String> = layers.iter().map(|(_, diff_id)| diff_id.to_string()).collect();
         let config = serde_json::json!({
-            "architecture": crate::Platform::host().architecture,
+            "architecture": crate::config::Platform::host().architecture,
             "os": "linux",
             "config": process,
             "rootfs": {"type": "layers", "diff_ids": diff_ids},

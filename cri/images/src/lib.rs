@@ -44,7 +44,7 @@ mod table;
 mod unpack;
 
 pub use changes::{apply_changes, apply_deletions};
-pub use config::{ImagesConfig, Limits, Platform};
+pub use config::{ImagesConfig, Limits};
 pub use error::{Cause, Error, ErrorKind};
 pub use image::{Auth, Image, ImageGcInfo, Login, ProgressFn, PullProgress, Usage};
 pub use images::{ImageHold, Images};

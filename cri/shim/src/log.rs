@@ -373,7 +373,7 @@ mod tests {
     /// could.
     #[test]
     fn a_path_that_is_not_a_regular_file_is_not_written_to() {
-        let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("coracle-log-special-{}", std::process::id()));
         fs::create_dir_all(&dir).unwrap();
         let path = dir.join("0.log");
         let other = |path: &Path| assert!(Log::open(path, Limits::default()).is_err());
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn rotation_keeps_the_newest_files_with_all_their_lines() {
-        let dir = std::env::temp_dir().join(format!("coracle-log-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("coracle-log-rotation-{}", std::process::id()));
         let path = dir.join("0.log");
         let mut log = Log::open(&path, Limits { size: 10, files: 3 }).unwrap();
         for (second, text) in [b"aaaaaaa\n", b"bbbbbbb\n", b"ccccccc\n", b"ddddddd\n"].iter().enumerate() {

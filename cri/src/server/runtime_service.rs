@@ -270,7 +270,7 @@ impl RuntimeService for Runtime {
         &self,
         _request: Request<cri::GetEventsRequest>,
     ) -> Answer<Self::GetContainerEventsStream> {
-        let events = self.outbox.events.listen();
+        let events = self.outbox.listen();
         answer(Ok(Box::pin(
             events.map(|event| event.map_err(|slow| Status::resource_exhausted(slow.to_string()))),
         )))

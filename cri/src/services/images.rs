@@ -8,6 +8,7 @@ use base64::engine::general_purpose::STANDARD;
 use coracle_images::{Auth, Image, Images, Login, ProgressFn, PullProgress, Reference};
 use coracle_proto::cri;
 use serde_json::json;
+use tokio::sync::watch;
 
 use crate::clock::now;
 use crate::error::Error;
@@ -27,6 +28,11 @@ pub(crate) struct ImageService {
 // === impl ImageService ===
 
 impl ImageService {
+    /// Notifies of changes of images and their names.
+    pub(crate) fn changes(&self) -> watch::Receiver<()> {
+        self.images.changes()
+    }
+
     /// Pulls an image and returns its id. Image annotations are ignored, because images are always for this machine's
     /// platform. Only the namespace of the pod's configuration is used: it limits the slots that the pulls of one
     /// namespace get.

@@ -14,6 +14,7 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::services::execs::{Exec, ExecService, StartTask, exit_code, shim_lost};
 use crate::shim_client::ExecStdio;
+use crate::tables::Tables;
 
 /// Maximum messages of a client that are kept until its command starts.
 const MAX_EARLY_MESSAGES: usize = 16;
@@ -43,9 +44,9 @@ struct Pipe {
 
 /// Runs a command for a client. When the client disconnects, the command's streams are closed and its terminal hangs up.
 /// As in other runtimes, a started command is not killed then. A command that has not started is killed.
-pub(super) async fn exec(execs: &ExecService, request: cri::ExecRequest, client: Client) {
+pub(super) async fn exec(tables: &Tables, execs: &ExecService, request: cri::ExecRequest, client: Client) {
     let output = client.output.clone();
-    let status = match exec_until_end(execs, request, client).await {
+    let status = match exec_until_end(tables, execs, request, client).await {
         Ok(Some(code)) => exited(code),
         Ok(None) => return,
         Err(error) => failed(&error.chain()),
@@ -55,12 +56,13 @@ pub(super) async fn exec(execs: &ExecService, request: cri::ExecRequest, client:
 
 /// Runs the command until it ends. Returns its exit code, or `None` if the client disconnected.
 async fn exec_until_end(
+    tables: &Tables,
     execs: &ExecService,
     request: cri::ExecRequest,
     mut client: Client,
 ) -> Result<Option<i32>, Error> {
-    let container = execs.tables.running(&request.container_id)?;
-    let permit = Arc::new(command_limit::take(&execs.tables, &container)?);
+    let container = tables.running(&request.container_id)?;
+    let permit = Arc::new(command_limit::take(tables, &container)?);
     let (stdio, ours) = stdio(&request)?;
     // If the client disconnects, the start continues and still has descriptors. So the task has the permit, too.
     let task = execs.start(&container, request.cmd, stdio, Arc::clone(&permit));
@@ -87,13 +89,7 @@ async fn exec_until_end(
     };
     let Exec { id, started, exit } = exec;
     drop(started.terminal);
-    let target = Target {
-        tables: &execs.tables,
-        container_id: &container.id,
-        terminal,
-        stdin_once: false,
-        detaches: false,
-    };
+    let target = Target { tables, container_id: &container.id, terminal, stdin_once: false, detaches: false };
     let exit = async { exit.await.ok().map(|exit| exit.code) };
     let session = Session { target, streams, client, early };
     // The shim does not drop an exec's client: the pipes belong to this exec alone.

@@ -140,7 +140,7 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     assert_eq!((reported.annotations["seen"].as_str(), reported.args[0].as_str()), ("yes", "sh"));
     assert_eq!(reported.linux.expect("linux").cgroups_path, cgroup);
     machine.remove_pod(&pod).await;
-    plugin.leave().await;
+    plugin.leave();
 }
 
 pub(crate) async fn hooks_run_at_every_stage(machine: &mut Machine) {
@@ -170,7 +170,7 @@ pub(crate) async fn hooks_run_at_every_stage(machine: &mut Machine) {
     assert_eq!(stages(), "prestart createRuntime ");
     machine.start(&id).await;
     assert_eq!(stages(), "prestart createRuntime poststart ");
-    plugin.leave().await;
+    plugin.leave();
     // The hooks belong to the container. They run without their plugin and after a restart of the runtime.
     machine.restart(std::time::Duration::from_millis(10)).await;
     machine.remove(&id).await;
@@ -190,11 +190,11 @@ pub(crate) async fn conflicting_plugins_fail_the_creation(machine: &mut Machine)
     assert!(words.iter().all(|word| refused.message().contains(word)), "{refused}");
     let reported = second.all("CreateContainer")[0].about.container.clone().expect("container");
     assert!(reported.env.contains(&"X=1".to_owned()), "{:?}", reported.env);
-    second.leave().await;
+    second.leave();
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     assert_eq!(sh(machine, &id, "echo $X").await, "1");
     machine.remove_pod(&pod).await;
-    first.leave().await;
+    first.leave();
 }
 
 pub(crate) async fn a_cdi_device_is_injected(machine: &mut Machine) {
@@ -214,11 +214,11 @@ pub(crate) async fn a_cdi_device_is_injected(machine: &mut Machine) {
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", creation(device("full"))).await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     assert_eq!(sh(machine, &id, "! echo x 2>/dev/null >/dev/thing && echo $THING").await, "full");
-    plugin.leave().await;
+    plugin.leave();
     let plugin = Plugin::join(&machine.path("nri.sock"), "10", creation(device("other"))).await;
     let refused = machine.create(&pod, "d", &["true"], |_| {}).await.expect_err("no such device");
     assert!(refused.message().contains("vendor.com/thing=other"), "{refused}");
-    plugin.leave().await;
+    plugin.leave();
     machine.remove_pod(&pod).await;
     std::fs::remove_dir_all(dir).expect("remove");
 }
@@ -233,7 +233,7 @@ pub(crate) async fn unsupported_adjustments_are_refused_by_name(machine: &mut Ma
     let refused = machine.create(&pod, "c", &["true"], |_| {}).await.expect_err("no classes");
     assert!(refused.message().contains("rdt_class"), "{refused}");
     machine.remove_pod(&pod).await;
-    plugin.leave().await;
+    plugin.leave();
 }
 
 pub(crate) async fn a_validating_plugin_can_refuse_the_adjustments(machine: &mut Machine) {
@@ -254,8 +254,8 @@ pub(crate) async fn a_validating_plugin_can_refuse_the_adjustments(machine: &mut
         validator.all("ValidateContainerAdjustment")[0].about.container.clone().expect("container");
     assert!(!pristine.env.iter().any(|entry| entry.starts_with("FORBIDDEN")));
     machine.remove_pod(&pod).await;
-    validator.leave().await;
-    plugin.leave().await;
+    validator.leave();
+    plugin.leave();
 }
 
 pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
@@ -280,7 +280,7 @@ pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
     plugin.update(&UpdateContainersRequest { evict: vec![absent, evict], ..Default::default() }).await;
     assert_eq!(machine.wait_exited(&second).await.exit_code, 137);
     machine.remove_pod(&pod).await;
-    plugin.leave().await;
+    plugin.leave();
 }
 
 /// The memory limit of a container in the kernel.
@@ -351,5 +351,5 @@ pub(crate) async fn limits_of_existing_containers_change(machine: &mut Machine) 
     assert_eq!(answer.failed, [pids]);
     assert_eq!(memory_limit(machine, &first).await, (36 << 20).to_string());
     machine.remove_pod(&pod).await;
-    plugin.leave().await;
+    plugin.leave();
 }

@@ -18,7 +18,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
     machine.wait_exited(&ended).await;
     for restarted in [false, true] {
         if restarted {
-            machine.restart(Duration::from_millis(10)).await;
+            machine.restart(Duration::ZERO).await;
         }
         let plugin = Plugin::join(&machine.path("nri.sock"), "10", |_| PluginReply::Yes).await;
         let known = plugin.known();
@@ -32,7 +32,7 @@ pub(crate) async fn a_late_plugin_is_synchronized(machine: &mut Machine) {
             assert_eq!(plugin.methods_of(&ended), ["RemoveContainer"]);
             assert_eq!(plugin.methods_of(&pod), ["StopPodSandbox", "RemovePodSandbox"]);
         }
-        plugin.leave().await;
+        plugin.leave();
     }
 }
 
@@ -53,14 +53,14 @@ pub(crate) async fn a_preinstalled_plugin_is_started_with_the_runtime(machine: &
     std::fs::write(&program, format!("#!/bin/sh\nexec {} plugin\n", own.display())).expect("program");
     std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).expect("mode");
     std::fs::write(configs.join("own.conf"), "configured").expect("configuration");
-    machine.restart(Duration::from_millis(10)).await;
+    machine.restart(Duration::ZERO).await;
     let pod = machine.pod("own").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let answer = machine.exec(&id, &["sh", "-c", "echo $OWN"], 0).await.expect("exec");
     assert_eq!(String::from_utf8_lossy(&answer.stdout).trim(), "05-own configured");
     machine.remove_pod(&pod).await;
     std::fs::remove_file(program).expect("remove");
-    machine.restart(Duration::from_millis(10)).await;
+    machine.restart(Duration::ZERO).await;
 }
 
 /// The plugin that the runtime starts. An environment variable has the number of its socket's descriptor.

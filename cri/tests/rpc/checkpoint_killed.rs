@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::{CRIU_STAND_IN, eventually_async, until};
+use coracle_testing::{CRIU_STAND_IN, eventually_async, until, until_yielding};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use prost::Message;
@@ -215,17 +215,16 @@ async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
         let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
         pages.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()
     };
-    // Not `eventually_async`, whose intervals are longer: CRIU may end in between.
-    let begun = Instant::now();
     let mut criu = Vec::new();
-    while written() < SOME || criu.is_empty() {
+    // CRIU may end in the intervals of other helpers.
+    until_yielding("CRIU to write", 30, || {
         if criu.is_empty() {
             criu = criu_in(&build_dir);
         }
-        let files = || images.exists().then(|| names(&images));
-        assert!(begun.elapsed() < Duration::from_secs(180), "CRIU writes nothing: {:?}", files());
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+        let is_writing = written() >= SOME && !criu.is_empty();
+        if is_writing { Ok(()) } else { Err(format!("{:?}", images.exists().then(|| names(&images)))) }
+    })
+    .await;
     criu
 }
 

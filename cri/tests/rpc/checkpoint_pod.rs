@@ -147,7 +147,11 @@ pub(crate) async fn a_pod_is_restored_where_it_was(machine: &mut Machine) {
     is_cancelled_without_a_trace(machine, &source, &ids, &output).await;
     // A probe's command is not part of the container's checkpoint.
     let (probe, made) = tokio::join!(machine.exec(&ids[0], &["sleep", "5"], 0), async {
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        eventually_async("the probe's command runs", 20, async || {
+            let processes = machine.exec(&ids[0], &["ps"], 0).await.expect("exec").stdout;
+            String::from_utf8_lossy(&processes).contains("sleep 5")
+        })
+        .await;
         checkpoint(machine, &source, &ids, &output).await
     });
     assert_eq!(probe.expect("exec").exit_code, 0);
@@ -255,7 +259,7 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     let ids: Vec<String> =
         restored.restored_containers.iter().map(|made| made.container_id.clone()).collect();
     // Restored containers wait to be started, even across a restart of the runtime.
-    machine.restart(Duration::from_millis(100)).await;
+    machine.restart(Duration::ZERO).await;
     let began = Instant::now();
     for id in &ids {
         assert_eq!(machine.status(id).await.state, i32::from(cri::ContainerState::ContainerCreated));
@@ -294,7 +298,7 @@ async fn continues_from_the_checkpoint(machine: &mut Machine, output: &Path, lat
     is_in_its_cgroups(machine, &pod, &ids[0]).await;
     // The restored process is a child of the shim, so a restart of the runtime does not affect it.
     let before = machine.pid(&ids[0]).await;
-    machine.restart(Duration::from_millis(100)).await;
+    machine.restart(Duration::ZERO).await;
     assert_eq!(machine.pid(&ids[0]).await, before);
     goes_on(machine, &ids[0]).await;
     // A restored pod can be checkpointed again.

@@ -201,7 +201,8 @@ pub(crate) async fn concurrent_removals_pulls_and_creations_are_consistent(machi
 pub(crate) async fn a_failed_pull_has_the_error_that_the_kubelet_shows(machine: &mut Machine) {
     machine.loopback_up();
     let registry = Registry::start(machine.path("layout/blobs/sha256"), String::new()).await;
-    let dead = TcpListener::bind("127.0.0.1:0").await.expect("listen").local_addr().expect("address");
+    let reserved = coracle_testing::ClosedPort::reserve();
+    let dead = reserved.address();
     for (reference, code, begins, says) in [
         (
             registry.name("absent/app:1"),

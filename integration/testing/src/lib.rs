@@ -9,6 +9,7 @@
     reason = "polls with sleeps and prints like a test harness"
 )]
 
+mod closed_port;
 mod corpus;
 mod criu;
 mod killed;
@@ -19,6 +20,7 @@ mod skipped;
 mod suite;
 mod udp;
 
+pub use closed_port::ClosedPort;
 pub use corpus::{corpus, replay_corpus};
 pub use criu::CRIU_STAND_IN;
 pub use killed::{is_to_be_killed, killed_dir, run_until_killed, run_until_killed_in};

@@ -35,6 +35,9 @@ impl Suite {
     /// Runs the tests that the filters select, in this order, on the calling thread. With the environment variable
     /// `TEST_PART`, only the tests of that part run: scripts/test-runner divides slow programs among processes.
     ///
+    /// No selected test is a success, as in Rust's harness: cargo gives the same filter, also with `--exact`, to all
+    /// programs, and a part may have none of the tests. scripts/test fails if no program has a selected test.
+    ///
     /// # Panics
     /// If `TEST_PART` does not have the form NUMBER/PARTS.
     #[must_use]

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::SystemTime;
 
 use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
 use coracle_proto::cri;
@@ -88,6 +89,11 @@ fn start(cluster: &Cluster, pod: &str) {
     cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=300s"]);
 }
 
+/// The current second of the clock.
+fn second() -> u64 {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()
+}
+
 fn test(machine: &mut Machine, mirrors: &Path) {
     let disk = SmallDisk::on(machine.path("state/images"), 120);
     let mut flags = vec!["--image-gc-high-threshold", "75", "--image-gc-low-threshold", "70"];
@@ -97,7 +103,8 @@ fn test(machine: &mut Machine, mirrors: &Path) {
     // 80 of 120 MiB, which is below the threshold. Times of last use have a resolution of one second.
     for name in ["pinned", "oldest", "older"] {
         image(machine, &["pull", name]);
-        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let pulled = second();
+        eventually("the next second", 5, || second() > pulled);
     }
     start(&cluster, "used");
     assert_eq!(

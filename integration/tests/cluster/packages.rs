@@ -188,11 +188,13 @@ fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right
     assert!(checked.unwrap().success(), "SHA256SUMS");
 }
 
-/// Alpine mounts the cgroup hierarchies only if a service asks for them. Without them no node starts.
+/// Alpine mounts the cgroup hierarchies only if a service asks for them. Without them no node starts. A service that is
+/// needed, but does not exist, prevents the start.
 #[test]
-fn the_service_of_openrc_asks_for_cgroups() {
+fn the_service_of_openrc_asks_for_cgroups_and_needs_no_service() {
     let script = fs::read_to_string(repository().join("examples/openrc/coracle")).unwrap();
     assert!(script.lines().any(|line| line.trim() == "want cgroups"), "{script}");
+    assert!(!script.lines().any(|line| line.trim().starts_with("need ")), "{script}");
 }
 
 #[test]

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use coracle_integration::{Machine, eventually_async, within_async};
 use coracle_proto::cri;
@@ -38,9 +37,6 @@ pub(crate) struct Node {
     /// Ids whose start succeeded.
     pub(crate) started: BTreeSet<String>,
 }
-
-/// Time limit for slow machines.
-pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// A command that outlives the runtime unless the next runtime kills it.
 const LEFT_BEHIND: &str = "sleep 9998";
@@ -295,13 +291,11 @@ impl Node {
         if scores.lines().any(wrong) {
             return Err(format!("the OOM scores are {scores:?}, not {}", limits.oom_score_adj));
         }
-        let began = Instant::now();
-        while self.exec(id, "ps").await.map_err(say)?.contains(LEFT_BEHIND) {
-            if began.elapsed() > LONG {
-                return Err("an abandoned command still runs".into());
-            }
-        }
-        Ok(())
+        eventually_async("the end of an abandoned command", 20, async || match self.exec(id, "ps").await {
+            Ok(processes) => (!processes.contains(LEFT_BEHIND)).then_some(Ok(())),
+            Err(status) => Some(Err(say(status))),
+        })
+        .await
     }
 
     /// Removes all listed objects.

@@ -44,7 +44,7 @@ fn verdict(program: &Program, map: Map, key: Key) -> Option<String> {
     let element_id = ElementId { map, is_ipv4: true, key };
     match program.elements.get(&element_id)? {
         Entry::Verdict(Verdict::Goto(chain)) => Some(chain.clone()),
-        Entry::OneOf(targets) => Some(format!("one of {}", targets.len())),
+        Entry::OneOf(choice) => Some(format!("one of {}", choice.targets.len())),
         other => panic!("{other:?}"),
     }
 }
@@ -247,11 +247,14 @@ fn this_node_serves_the_named_ports_of_its_load_balancers_at_its_addresses() {
 }
 
 #[test]
-fn many_endpoints_have_a_chain_of_their_own() {
+fn very_many_endpoints_have_a_chain_of_their_own() {
     let endpoints = |count: usize| {
-        let all =
-            (0..count).map(|number| json!({"addresses": [format!("10.42.1.{number}")], "nodeName": "there"}));
-        planned(json!({"clusterIP": "10.43.1.1"}), all.collect())
+        let address = |number: usize| format!("10.44.{}.{}", number / 250, number % 250);
+        let all = (0..count).map(|number| json!({"addresses": [address(number)], "nodeName": "there"}));
+        let all: Vec<Value> = all.collect();
+        // A slice has at most 1,000 endpoints.
+        let slices: Vec<_> = all.chunks(1000).flat_map(|some| slice(json!(some))).collect();
+        plan(&service(json!({"clusterIP": "10.43.1.1"})), &slices, &node())
     };
     let of = |program: &Program| verdict(program, Map::Services, at("10.43.1.1", 80)).unwrap();
     assert_eq!(of(&endpoints(SHARED_MAX)), format!("one of {SHARED_MAX}"));

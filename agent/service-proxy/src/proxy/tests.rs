@@ -10,15 +10,18 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::choice::{Choice, SHARED_MAX, limits, sizes};
 use crate::endpoints::Target;
 use crate::program::Map;
 
 /// A model of the kernel's table. Only the recorded differences change it.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 struct Kernel {
     chains: BTreeMap<String, Vec<Rule>>,
     affinities: BTreeMap<String, Affinity>,
     elements: BTreeMap<ElementId, Entry>,
+    /// The maps of targets.
+    targets: BTreeMap<(bool, coracle_nft::Key), coracle_nft::Value>,
 }
 
 // === impl Kernel ===
@@ -31,6 +34,7 @@ impl Kernel {
             assert_eq!(self.elements.get(element_id), before.as_ref(), "{element_id:?} is not as recorded");
             self.elements.remove(element_id);
         }
+        self.change_targets(proxy, &difference.before);
         for chain in &difference.flushed {
             assert!(self.chains.contains_key(chain), "{chain} does not exist");
         }
@@ -56,10 +60,65 @@ impl Kernel {
                         "{chain} does not exist"
                     );
                 }
-                Entry::OneOf(targets) => assert!((1..=crate::program::SHARED_MAX).contains(&targets.len())),
+                Entry::OneOf(Choice { slots, targets }) => {
+                    let is_possible = !targets.is_empty() && targets.len() <= SHARED_MAX.min(*slots);
+                    assert!(is_possible && sizes().any(|size| size == *slots), "{slots} for {targets:?}");
+                }
                 Entry::Verdict(other) => panic!("{other:?}"),
             }
         }
+    }
+
+    /// Changes the maps of targets as the transaction: all removed elements first, then all added elements.
+    fn change_targets(&mut self, proxy: &Proxy, before: &BTreeMap<ElementId, Option<Entry>>) {
+        let mut added = Vec::new();
+        for (element_id, before) in before {
+            let now = proxy.element(element_id);
+            let changes = Entry::target_changes(element_id, before.as_ref(), now.as_ref());
+            for element in changes.ended {
+                let removed = self.targets.remove(&(element_id.is_ipv4, element.key));
+                assert_eq!(removed, element.value, "the element does not exist");
+            }
+            added.extend(changes.added.into_iter().map(|element| (element_id.is_ipv4, element)));
+        }
+        for (is_ipv4, element) in added {
+            let former = self.targets.insert((is_ipv4, element.key), element.value.unwrap());
+            assert_eq!(former, None, "the element exists");
+        }
+    }
+
+    /// The targets that the rules of a chain with this number of slots choose for the key.
+    fn chosen(&self, slots: usize, key: &coracle_nft::Key, is_ipv4: bool) -> BTreeSet<Target> {
+        let mut chosen = BTreeSet::new();
+        for limit in limits(slots) {
+            let numbers = 0..u32::try_from(limit).unwrap();
+            let found = numbers.map(|number| self.targets.get(&(is_ipv4, key.clone().number(number))));
+            let found: Vec<_> = found.collect();
+            chosen.extend(found.iter().flatten().map(|value| match value {
+                coracle_nft::Value::Target(address, port) => Target { address: *address, port: *port },
+                other => panic!("{other:?}"),
+            }));
+            if found.iter().all(Option::is_some) {
+                return chosen;
+            }
+        }
+        panic!("a packet passes all rules of {slots} slots");
+    }
+
+    /// The table of a fresh start with the same targets: their numbers, and the slots, depend on earlier changes.
+    fn renumbered(mut self) -> Self {
+        self.targets.clear();
+        for (element_id, entry) in &mut self.elements {
+            if let Entry::OneOf(choice) = entry {
+                let mut targets = choice.targets.to_vec();
+                targets.sort_unstable();
+                *choice = Choice::of(&targets);
+                let added = Entry::target_changes(element_id, None, Some(&*entry)).added;
+                let added = added.into_iter().map(|one| ((element_id.is_ipv4, one.key), one.value.unwrap()));
+                self.targets.extend(added);
+            }
+        }
+        self
     }
 }
 
@@ -216,7 +275,7 @@ fn actual(
     let at = |map| kernel.elements.get(&ElementId { map, is_ipv4, key: key.clone() });
     // The kernel looks up services before rejected ports.
     match (at(Map::Services), at(Map::Rejected)) {
-        (Some(Entry::OneOf(targets)), _) => Outcome::To(targets.iter().copied().collect()),
+        (Some(Entry::OneOf(choice)), _) => Outcome::To(kernel.chosen(choice.slots, key, is_ipv4)),
         (Some(Entry::Verdict(Verdict::Goto(chain))), _) => Outcome::To(targets[chain].clone()),
         (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::REJECT => Outcome::Reject,
         (None, Some(Entry::Verdict(Verdict::Goto(chain)))) if chain == layout::DROP => Outcome::Drop,
@@ -256,7 +315,7 @@ fn proxy() -> Proxy {
 fn elements(targets: &[Target]) -> BTreeMap<coracle_nft::Key, coracle_nft::Value> {
     let element_id =
         ElementId { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
-    let changes = Entry::target_changes(&element_id, None, Some(&Entry::OneOf(targets.into())));
+    let changes = Entry::target_changes(&element_id, None, Some(&Entry::OneOf(Choice::of(targets))));
     changes.added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
 }
 
@@ -286,6 +345,38 @@ fn a_change_of_one_service_visits_its_own_elements_only() {
     assert_eq!((difference.before.len(), targets.ended.len(), targets.added.len()), (3, 1, 1));
 }
 
+#[test]
+fn a_change_of_one_of_many_endpoints_changes_few_elements() {
+    let state = |endpoints: &[u8]| {
+        let endpoints = endpoints.iter().map(|number| (*number, false, 0)).collect();
+        let (created, ip, families, port, kind) = (0, 1, 0, 80, 0);
+        let (is_udp, is_local, has_affinity) = (false, false, false);
+        let spec =
+            ServiceSpec { created, ip, families, port, is_udp, is_local, kind, has_affinity, endpoints };
+        spec.state(key(1))
+    };
+    let (mut proxy, mut all) = (proxy(), Vec::from_iter(1..=200_u8));
+    proxy.record([state(&all)]);
+    let mut change = |endpoints: &[u8]| {
+        let difference = proxy.record([state(endpoints)]);
+        assert!(difference.chains.is_empty() && difference.flushed.is_empty());
+        let changed: Vec<_> =
+            difference.before.iter().filter(|(id, before)| proxy.element(id) != **before).collect();
+        let [(id, before)] = changed[..] else { panic!("{changed:?}") };
+        let now = proxy.element(id);
+        let element = |entry: &Option<Entry>| entry.as_ref().map(|entry| entry.element(id));
+        assert_eq!(element(before), element(&now), "the destination keeps its chain");
+        let targets = Entry::target_changes(id, before.as_ref(), now.as_ref());
+        (targets.ended.len(), targets.added.len())
+    };
+    all.remove(3);
+    assert_eq!(change(&all), (2, 1), "the last target gets the number");
+    all.insert(3, 250);
+    assert_eq!(change(&all), (0, 1));
+    all[10] = 251;
+    assert_eq!(change(&all), (1, 1));
+}
+
 proptest! {
     #[test]
     fn a_change_of_targets_is_their_difference(
@@ -295,7 +386,7 @@ proptest! {
         let [before, now] = lists.map(|numbers| -> Vec<Target> {
             numbers.into_iter().map(|number| Target { address: address(true, 42, number), port: 8080 }).collect()
         });
-        let entry = |targets: &[Target]| (!targets.is_empty()).then(|| Entry::OneOf(targets.into()));
+        let entry = |targets: &[Target]| (!targets.is_empty()).then(|| Entry::OneOf(Choice::of(targets)));
         let changes = Entry::target_changes(&element_id, entry(&before).as_ref(), entry(&now).as_ref());
         let (ended, added) = (changes.ended, changes.added);
         let mut kernel = elements(&before);
@@ -332,7 +423,7 @@ proptest! {
         let all: Vec<State> = services.iter().map(|(number, spec)| spec.state(key(*number))).collect();
         let difference = fresh.record(all.clone());
         anew.apply(&fresh, difference);
-        prop_assert_eq!(&kernel, &anew);
+        prop_assert_eq!(kernel.clone().renumbered(), anew);
         let mut targets = BTreeMap::new();
         for (_, state) in &all {
             let ServiceState { service, slices } = state.as_ref().unwrap();

@@ -38,7 +38,9 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
     ]
     .into_iter()
     .filter_map(|(name, requested, used, capacity)| {
-        Shortage::find(name, [requested.into(), used.into(), capacity.into()])
+        let name = name.to_owned();
+        Shortage { name, requested: requested.into(), used: used.into(), capacity: capacity.into() }
+            .if_short()
     })
     .collect();
     let of_node = input.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
@@ -54,7 +56,7 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
             _ => input.of_machine.get(&name).map_or(0, value_of),
         };
         let used = input.used.others.get(&name).copied().unwrap_or_default();
-        found.extend(Shortage::find(&name, [requested, used, capacity.into()]));
+        found.extend(Shortage { name, requested, used, capacity: capacity.into() }.if_short());
     }
     found
 }
@@ -62,10 +64,10 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
 // === impl Shortage ===
 
 impl Shortage {
-    /// The shortage of a resource. None if the request fits.
-    fn find(name: &str, [requested, used, capacity]: [i128; 3]) -> Option<Self> {
-        let fits = requested <= 0 || used + requested <= capacity;
-        (!fits).then(|| Self { name: name.to_owned(), requested, used, capacity })
+    /// None if the request fits.
+    fn if_short(self) -> Option<Self> {
+        let fits = self.requested <= 0 || self.used + self.requested <= self.capacity;
+        (!fits).then_some(self)
     }
 
     /// The amount that other pods must release.

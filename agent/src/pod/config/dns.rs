@@ -31,19 +31,34 @@ pub(crate) struct Resolved {
     pub(crate) omitted: Vec<String>,
 }
 
-/// Parses a `resolv.conf`: servers, the last search line, all options.
+/// Parses a `resolv.conf`: servers, the last search line without final dots, and the last option of each name in all
+/// lines. Source: `parseResolvConf`.
 pub(crate) fn parse(text: &str) -> DnsConfig {
     let mut config = DnsConfig::default();
+    let mut options: Vec<&str> = Vec::new();
     for line in text.lines() {
         let mut words = line.split_whitespace();
         match words.next() {
             Some("nameserver") => config.servers.extend(words.next().map(str::to_owned)),
-            Some("search") => config.searches = words.map(str::to_owned).collect(),
-            Some("options") => config.options = words.map(str::to_owned).collect(),
+            Some("search") => {
+                let domains = words.filter(|domain| *domain != ".");
+                let domains = domains.map(|domain| domain.strip_suffix('.').unwrap_or(domain).to_owned());
+                config.searches = domains.collect();
+            }
+            Some("options") => options.extend(words),
             _ => {}
         }
     }
+    let mut names = HashSet::new();
+    let last = options.into_iter().rev().filter(|&option| names.insert(option_name(option)));
+    config.options = last.map(str::to_owned).collect();
+    config.options.reverse();
     config
+}
+
+/// The name of an option such as `ndots:5`.
+fn option_name(option: &str) -> &str {
+    option.split(':').next().unwrap_or_default()
 }
 
 /// The configuration that pods can use. Pods do not reach servers on the node's loopback, such as the stub of
@@ -95,7 +110,7 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
             own.options.iter().flatten().filter_map(|o| Some((o.name.as_deref()?, o.value.as_deref())));
         let last: BTreeMap<&str, usize> =
             named.clone().enumerate().map(|(at, (name, _))| (name, at)).collect_map();
-        config.options.retain(|o| !last.contains_key(o.split(':').next().unwrap_or_default()));
+        config.options.retain(|o| !last.contains_key(option_name(o)));
         for (at, (name, value)) in named.enumerate() {
             if last.get(name) == Some(&at) {
                 config.options.push(value.map_or_else(|| name.to_owned(), |value| format!("{name}:{value}")));
@@ -186,6 +201,13 @@ mod tests {
         assert_eq!(text(&config), format!("{lines}options ndots:5\n"));
         assert_eq!(parse(&text(&config)), config);
         assert_eq!(text(&DnsConfig::default()), "");
+    }
+
+    #[test]
+    fn options_of_all_lines_count_and_domains_have_no_final_dot() {
+        let config = parse("options ndots:1 rotate\nsearch x\nsearch a. . b\noptions ndots:2 edns0\n");
+        assert_eq!(config.searches, ["a", "b"]);
+        assert_eq!(config.options, ["rotate", "ndots:2", "edns0"]);
     }
 
     #[test]

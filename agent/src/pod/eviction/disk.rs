@@ -75,7 +75,7 @@ impl DiskShortages {
         let kind = crossed.update(self.hard.map(|shortage| shortage.resource), short, now);
         let mut lasting = self.soft.into_iter().flatten();
         let lasting = lasting.find(|shortage| crossed.is_lasting(shortage.resource));
-        Due::of(kind, [self.hard, lasting], soft.max_pod_grace)
+        Due::of(kind, self.hard, lasting, soft.max_pod_grace)
     }
 }
 

@@ -80,7 +80,8 @@ impl<S> Due<S> {
     /// `max_grace` seconds below a soft threshold.
     pub(super) fn of(
         kind: Option<ThresholdKind>,
-        [hard, soft]: [Option<S>; 2],
+        hard: Option<S>,
+        soft: Option<S>,
         max_grace: u32,
     ) -> Option<Self> {
         match kind? {
@@ -131,9 +132,9 @@ mod tests {
         let (mut crossed, now) = (Crossed::none(), Instant::now());
         let kind = crossed.update(Some("memory"), Some(("memory", Duration::ZERO)), now);
         assert_eq!(kind, Some(ThresholdKind::Hard));
-        assert_eq!(Due::of(kind, [Some(1), Some(2)], 30), Some(Due { shortage: 1, max_grace: 0 }));
+        assert_eq!(Due::of(kind, Some(1), Some(2), 30), Some(Due { shortage: 1, max_grace: 0 }));
         let soft = Some(ThresholdKind::Soft);
-        assert_eq!(Due::of(soft, [None, Some(2)], 30), Some(Due { shortage: 2, max_grace: 30 }));
-        assert_eq!(Due::of(None, [Some(1), Some(2)], 30), None);
+        assert_eq!(Due::of(soft, None, Some(2), 30), Some(Due { shortage: 2, max_grace: 30 }));
+        assert_eq!(Due::of(None, Some(1), Some(2), 30), None);
     }
 }

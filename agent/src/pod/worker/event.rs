@@ -57,11 +57,11 @@ pub(super) async fn next_event(
 mod tests {
     use super::*;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn events_are_delayed_while_a_job_runs() {
         let (mut reports, mut findings, wake) = (Queue::new(), Queue::new(), Notify::new());
         wake.notify_one();
-        let begin = std::time::Instant::now();
+        let begin = tokio::time::Instant::now();
         let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
         assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_EVENT_DELAY);
         wake.notify_one();

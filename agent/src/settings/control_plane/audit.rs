@@ -51,20 +51,21 @@ impl ControlPlaneSettings {
     }
 
     fn log_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
-        let sizes = [self.audit_log_truncate_max_event_size, self.audit_log_truncate_max_batch_size];
-        truncate("log", self.audit_log_truncate_enabled, sizes)
+        let event = self.audit_log_truncate_max_event_size;
+        let batch = self.audit_log_truncate_max_batch_size;
+        truncate("log", self.audit_log_truncate_enabled, event, batch)
     }
 
     fn log_batch(&self) -> anyhow::Result<AuditBatch> {
         let is_used = self.audit_log_path.is_some()
             && matches!(self.audit_log_mode, AuditMode::Batch)
             && self.audit_log_batch_throttle_enable;
-        let rate = (self.audit_log_batch_throttle_qps, self.audit_log_batch_throttle_burst);
+        let (per_second, burst) = (self.audit_log_batch_throttle_qps, self.audit_log_batch_throttle_burst);
         Ok(AuditBatch {
             buffer: count(self.audit_log_batch_buffer_size),
             size: count(self.audit_log_batch_max_size),
             wait: self.audit_log_batch_max_wait.0,
-            throttle: is_used.then(|| throttle("log", rate)).transpose()?,
+            throttle: is_used.then(|| throttle("log", per_second, burst)).transpose()?,
         })
     }
 
@@ -73,23 +74,25 @@ impl ControlPlaneSettings {
             && matches!(self.audit_webhook_mode, AuditMode::Batch)
             && self.audit_webhook_batch_throttle_enable;
         let burst = self.audit_webhook_batch_throttle_burst.get();
-        let rate = (self.audit_webhook_batch_throttle_qps, burst);
+        let per_second = self.audit_webhook_batch_throttle_qps;
         Ok(AuditBatch {
             buffer: count(self.audit_webhook_batch_buffer_size),
             size: count(self.audit_webhook_batch_max_size),
             wait: self.audit_webhook_batch_max_wait.0,
-            throttle: is_used.then(|| throttle("webhook", rate)).transpose()?,
+            throttle: is_used.then(|| throttle("webhook", per_second, burst)).transpose()?,
         })
     }
 
     fn webhook_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
-        let sizes = [self.audit_webhook_truncate_max_event_size, self.audit_webhook_truncate_max_batch_size];
-        truncate("webhook", self.audit_webhook_truncate_enabled, sizes)
+        let event = self.audit_webhook_truncate_max_event_size;
+        let batch = self.audit_webhook_truncate_max_batch_size;
+        truncate("webhook", self.audit_webhook_truncate_enabled, event, batch)
     }
 }
 
 /// The rate of batches. As upstream, it is only checked if it is in use.
-fn throttle(backend: &str, (Fraction(per_second), burst): (Fraction, u32)) -> anyhow::Result<AuditThrottle> {
+fn throttle(backend: &str, per_second: Fraction, burst: u32) -> anyhow::Result<AuditThrottle> {
+    let Fraction(per_second) = per_second;
     anyhow::ensure!(per_second > 0.0, "audit-{backend}-batch-throttle-qps {per_second} must be more than 0");
     anyhow::ensure!(burst > 0, "audit-{backend}-batch-throttle-burst must be more than 0");
     Ok(AuditThrottle { per_second, burst })
@@ -99,7 +102,8 @@ fn throttle(backend: &str, (Fraction(per_second), burst): (Fraction, u32)) -> an
 fn truncate(
     backend: &str,
     is_enabled: bool,
-    [event, batch]: [NonZero<u32>; 2],
+    event: NonZero<u32>,
+    batch: NonZero<u32>,
 ) -> anyhow::Result<Option<AuditTruncateConfig>> {
     anyhow::ensure!(
         event <= batch,

@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use coracle_controlplane::{CertificateFiles, NamedCertificate, ServerOptions, ServingOptions};
+use coracle_controlplane::{
+    CertificateFiles, NamedCertificate, ServerOptions, ServingOptions, TolerationSeconds,
+};
 
 use super::super::value::{ByteSize, Fraction, GoDuration};
 use super::ControlPlaneSettings;
@@ -35,10 +37,10 @@ impl ControlPlaneSettings {
         Ok(ServerOptions {
             max_token_seconds: max_token_seconds.and_then(|seconds| i64::try_from(seconds).ok()),
             node_ports: self.service_node_port_range.0.clone(),
-            toleration_seconds: [
-                self.default_not_ready_toleration_seconds,
-                self.default_unreachable_toleration_seconds,
-            ],
+            toleration_seconds: TolerationSeconds {
+                not_ready: self.default_not_ready_toleration_seconds,
+                unreachable: self.default_unreachable_toleration_seconds,
+            },
             event_lifetime,
             max_namespace_bytes: self.max_namespace_bytes.map(bytes),
             max_all_namespaces_bytes: self.max_all_namespaces_bytes.map(bytes),

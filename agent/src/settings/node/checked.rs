@@ -39,8 +39,7 @@ pub(crate) struct Node {
     /// Address and port of the node's health check. None if it is disabled.
     pub(crate) healthz: Option<SocketAddr>,
     pub(crate) dns: NodeDns,
-    /// Whether `serve_dns`, `service_proxy` and `network_policy` are set explicitly.
-    pub(super) explicit: [bool; 3],
+    pub(super) explicit: Explicit,
     pub(crate) service_proxy: Option<ServiceProxyConfig>,
     /// Name of the nftables table of NetworkPolicies. `None`: the node does not enforce them.
     pub(crate) network_policy_table: Option<String>,
@@ -61,11 +60,20 @@ pub(crate) struct Node {
     pub(crate) lease_seconds: u16,
     pub(crate) images: NodeImages,
     pub(crate) nri: NriSettings,
+    pub(crate) cdi_spec_dirs: Vec<PathBuf>,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
     pub(crate) stream_idle_limit: Option<Duration>,
     pub(crate) serving: Serving,
     pub(crate) shown: ShownSettings,
+}
+
+/// Whether these settings are set explicitly.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Explicit {
+    pub(super) serve_dns: bool,
+    pub(super) service_proxy: bool,
+    pub(super) network_policy: bool,
 }
 
 /// Settings in the forms in which the kubelet API shows them.
@@ -84,14 +92,14 @@ impl Node {
     /// control plane, other programs run them. The role system:node may not read EndpointSlices and NetworkPolicies
     /// there, and the service range is unknown.
     pub(crate) fn disable_cluster_services(&mut self) {
-        let [dns, proxy, policies] = self.explicit;
-        if !policies {
+        let Explicit { serve_dns, service_proxy, network_policy } = self.explicit;
+        if !network_policy {
             self.network_policy_table = None;
         }
-        if !proxy {
+        if !service_proxy {
             self.service_proxy = None;
         }
-        if !dns {
+        if !serve_dns {
             self.dns.disable();
         }
     }

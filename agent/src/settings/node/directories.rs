@@ -6,11 +6,28 @@ use super::super::sources::Sources;
 use super::super::{DEFAULT_STATE_DIR, absolute};
 use super::NodeSettings;
 
+/// Checked directories of a node.
+pub(super) struct Directories {
+    /// Directory of the container logs.
+    pub(super) pod_logs: PathBuf,
+    pub(super) local_volumes: PathBuf,
+    /// Directory of the registrations of drivers.
+    pub(super) plugin_registry: PathBuf,
+}
+
+// === impl NodeSettings ===
+
 impl NodeSettings {
-    /// The directories of logs, of local volumes, and of the registrations of drivers.
-    pub(super) fn directories(&self, state: &Path, sources: &mut Sources) -> [Option<PathBuf>; 3] {
-        let all = [absolute(&self.pod_log_dir), local_volumes(self, state), plugin_registry(self, state)];
-        all.map(|directory| sources.take(directory))
+    /// Checks the directories. All errors are collected in `sources`. `None` after an error.
+    pub(super) fn directories(&self, state: &Path, sources: &mut Sources) -> Option<Directories> {
+        let pod_logs = sources.take(absolute(&self.pod_log_dir));
+        let local_volumes = sources.take(local_volumes(self, state));
+        let plugin_registry = sources.take(plugin_registry(self, state));
+        Some(Directories {
+            pod_logs: pod_logs?,
+            local_volumes: local_volumes?,
+            plugin_registry: plugin_registry?,
+        })
     }
 }
 

@@ -1,10 +1,8 @@
 //! Settings of the images of a node.
 
-use std::path::PathBuf;
-
 use coracle_agent::{CredentialProviderPaths, ImageGcPolicy, ImageVerification};
-use coracle_images::PinPattern;
 
+use super::super::image_store::ImageStore;
 use super::super::sources::Sources;
 use super::super::{image_gc, image_pull};
 use super::NodeSettings;
@@ -14,8 +12,7 @@ use super::NodeSettings;
 pub(crate) struct NodeImages {
     pub(crate) gc: ImageGcPolicy,
     pub(crate) verification: ImageVerification,
-    pub(crate) pinned: Vec<PinPattern>,
-    pub(crate) registry_config_dir: Option<PathBuf>,
+    pub(crate) store: ImageStore,
     pub(crate) credential_providers: Option<CredentialProviderPaths>,
 }
 
@@ -24,13 +21,24 @@ impl NodeSettings {
     pub(super) fn images(&self, sources: &mut Sources) -> Option<NodeImages> {
         let gc = sources.take(image_gc::decide(self));
         let verification = sources.take(image_pull::decide(self));
+        let store = sources.take(self.image_store().checked());
         let credential_providers = sources.take(image_pull::credential_providers(self));
         Some(NodeImages {
             gc: gc?,
             verification: verification?,
-            pinned: self.pinned_image.clone(),
-            registry_config_dir: self.registry_config_dir.clone(),
+            store: store?,
             credential_providers: credential_providers?,
         })
+    }
+
+    fn image_store(&self) -> ImageStore {
+        ImageStore {
+            registry_config_dir: self.registry_config_dir.clone(),
+            pinned: self.pinned_image.clone(),
+            progress_timeout: self.image_pull_progress_timeout.0,
+            max_concurrent_downloads: self.max_concurrent_downloads,
+            max_layer_bytes: self.max_layer_size.0,
+            max_layer_entries: self.max_layer_entries,
+        }
     }
 }

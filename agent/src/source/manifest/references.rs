@@ -46,13 +46,13 @@ fn in_containers(spec: &Value) -> Option<&'static str> {
     let containers = ["initContainers", "containers", "ephemeralContainers"];
     let mut containers = containers.into_iter().flat_map(|field| list(spec, field));
     containers.find_map(|container| {
-        let whole = list(container, "envFrom").find_map(|from| named(from, ["secretRef", "configMapRef"]));
-        let keys = ["secretKeyRef", "configMapKeyRef"];
-        whole.or_else(|| list(container, "env").find_map(|variable| named(&variable["valueFrom"], keys)))
+        let whole = list(container, "envFrom").find_map(|from| named(from, "secretRef", "configMapRef"));
+        let key = |variable: &Value| named(&variable["valueFrom"], "secretKeyRef", "configMapKeyRef");
+        whole.or_else(|| list(container, "env").find_map(key))
     })
 }
 
-fn named(source: &Value, [secret, config_map]: [&str; 2]) -> Option<&'static str> {
+fn named(source: &Value, secret: &str, config_map: &str) -> Option<&'static str> {
     if !source[secret].is_null() {
         return Some("secrets");
     }

@@ -2,6 +2,7 @@
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_kinds::kind::by_resource;
+use coracle_values::BootstrapToken;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -28,17 +29,10 @@ impl Authenticator for BootstrapTokens {
 
 /// The user of a token. `None` if the token does not exist, does not permit authentication, or has expired.
 fn user(cache: &Cache, token: &str) -> Option<User> {
-    let (id, secret) = parts(token)?;
+    let BootstrapToken { id, secret } = BootstrapToken::parse(token)?;
     let kind = by_resource("", "v1", "secrets")?;
     let object = cache.get(kind, NAMESPACE, &format!("bootstrap-token-{id}"))?;
     identity(&object.value(), id, secret, jiff::Timestamp::now())
-}
-
-/// Splits a token of the form `[a-z0-9]{6}\.[a-z0-9]{16}` into id and secret.
-fn parts(token: &str) -> Option<(&str, &str)> {
-    let (id, secret) = token.split_once('.')?;
-    let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
-    (id.len() == 6 && secret.len() == 16 && plain(id) && plain(secret)).then_some((id, secret))
 }
 
 fn identity(object: &Value, id: &str, secret: &str, now: jiff::Timestamp) -> Option<User> {
@@ -117,14 +111,6 @@ mod tests {
         for group in ["system:masters", "system:bootstrappers:", "system:bootstrappers:A", "system:nodes"] {
             let object = secret(|d| d["auth-extra-groups"] = group.into());
             assert_eq!(found(&object, "0123456789abcdef", "2029-01-01T00:00:00Z"), None, "{group}");
-        }
-    }
-
-    #[test]
-    fn only_the_exact_form_is_a_token() {
-        assert_eq!(parts("abcdef.0123456789abcdef"), Some(("abcdef", "0123456789abcdef")));
-        for token in ["abcde.0123456789abcdef", "ABCDEF.0123456789abcdef", "abcdef.012345678", "abcdef", ""] {
-            assert_eq!(parts(token), None, "{token}");
         }
     }
 }

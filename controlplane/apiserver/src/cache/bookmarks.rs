@@ -12,11 +12,15 @@ const INTERVAL: Duration = Duration::from_secs(60);
 
 impl Cache {
     /// Sends a bookmark to each watch with bookmarks that has got no event of the newest change of its kind. All
-    /// watches share one timer. It runs only after such a change: an idle server sends no bookmarks. Upstream also
-    /// repeats the bookmarks of a revision that its clients know.
+    /// watches share one timer. It runs only while a watch may need a bookmark: an idle server sends none. Upstream
+    /// also repeats the bookmarks of a revision that its clients know.
     pub(super) async fn send_bookmarks(&self) {
         loop {
-            self.lagging.notified().await;
+            // The notification is not enough: this future may have been dropped after it, when the watch of the store
+            // was lost.
+            if !self.all().iter().any(|one| one.lock().may_watches_lag()) {
+                self.lagging.notified().await;
+            }
             tokio::time::sleep(INTERVAL).await;
             for collection in self.all() {
                 collection.lock().send_bookmarks();
@@ -88,6 +92,18 @@ mod tests {
         tokio::time::sleep(INTERVAL * 2).await;
         assert_eq!([bookmarks(&mut other), bookmarks(&mut own)], [[4], [4]]);
         assert_eq!(bookmarks(&mut without), [0; 0]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bookmarks_are_sent_after_the_watch_of_the_store_is_lost() {
+        let cache = Cache::new(1);
+        let mut other = watch(&cache, "other", true);
+        commit(&cache, "c2", 2);
+        // The first future is dropped during its sleep.
+        for duration in [INTERVAL / 2, INTERVAL * 2] {
+            assert!(tokio::time::timeout(duration, cache.send_bookmarks()).await.is_err());
+        }
+        assert_eq!(bookmarks(&mut other), [2]);
     }
 
     #[test]

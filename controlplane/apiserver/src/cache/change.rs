@@ -8,7 +8,10 @@ use coracle_kinds::{
 };
 use tokio::time::Instant;
 
-use super::{Object, watchers::Event};
+use super::{
+    Object,
+    watchers::{Event, Nodes},
+};
 
 /// The field with the node of a pod.
 const NODE: &str = "spec.nodeName";
@@ -40,10 +43,10 @@ pub(crate) struct Scope {
 // === impl Change ===
 
 impl Change {
-    /// The node of a pod after and before the change. Empty if the pod is not bound.
-    pub(super) fn nodes(&self, kind: &Resource) -> [&str; 2] {
+    /// The nodes of a pod.
+    pub(super) fn nodes(&self, kind: &Resource) -> Nodes<'_> {
         let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
-        [self.new.selector_attributes(kind).field(NODE), old]
+        Nodes { new: self.new.selector_attributes(kind).field(NODE), old }
     }
 }
 

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{
     Allocated, Change, NamespaceBytes, Object, References, Scope, Shared,
     snapshots::Snapshots,
-    watchers::{Watcher, Watchers},
+    watchers::{Nodes, Watcher, Watchers},
 };
 use crate::{
     error::{ApiError, Result},
@@ -311,7 +311,7 @@ impl Collection {
             event.is_none_or(|event| watcher.send(event, change.revision))
         };
         // Nodes are looked up only if a watch selects the pods of one node, as kubelets do.
-        let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
+        let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { Nodes::default() };
         self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());
         change

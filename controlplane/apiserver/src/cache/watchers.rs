@@ -275,6 +275,13 @@ impl Event {
     }
 }
 
+/// The nodes of a pod after and before a change. Empty if the pod is not bound.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Nodes<'a> {
+    pub(super) new: &'a str,
+    pub(super) old: &'a str,
+}
+
 // === impl Watchers ===
 
 impl Watchers {
@@ -323,21 +330,20 @@ impl Watchers {
         !self.of_nodes.is_empty()
     }
 
-    /// Visits the watchers that may select an object, and removes the watchers for which `keep` returns false. `nodes`
-    /// has the node of a pod after and before a change.
+    /// Visits the watchers that may select an object, and removes the watchers for which `keep` returns false.
     pub(super) fn retain_of(
         &mut self,
         key: &str,
-        [new, old]: [&str; 2],
+        nodes: Nodes<'_>,
         mut keep: impl FnMut(&mut Watcher) -> bool,
     ) {
         let mut numbers = Vec::<u64>::new();
         for prefix in prefixes(key) {
             numbers.extend(self.of_keys.get(prefix).into_iter().flatten());
         }
-        numbers.extend(self.of_nodes.get(new).into_iter().flatten());
-        if old != new {
-            numbers.extend(self.of_nodes.get(old).into_iter().flatten());
+        numbers.extend(self.of_nodes.get(nodes.new).into_iter().flatten());
+        if nodes.old != nodes.new {
+            numbers.extend(self.of_nodes.get(nodes.old).into_iter().flatten());
         }
         for number in numbers {
             let is_kept = self.running.get_mut(&number).is_none_or(|one| keep(&mut one.watcher));
@@ -440,9 +446,9 @@ mod tests {
     };
 
     /// Number of watchers that the change of an object visits.
-    fn visited(watchers: &mut Watchers, key: &str, nodes: [&str; 2]) -> usize {
+    fn visited(watchers: &mut Watchers, key: &str, [new, old]: [&str; 2]) -> usize {
         let mut count = 0;
-        watchers.retain_of(key, nodes, |_watcher| {
+        watchers.retain_of(key, Nodes { new, old }, |_watcher| {
             count += 1;
             true
         });
@@ -463,7 +469,7 @@ mod tests {
         assert_eq!(visited(&mut watchers, key, ["a", "a"]), 2);
         assert_eq!(visited(&mut watchers, key, ["a", ""]), 3);
         assert_eq!(visited(&mut watchers, key, ["c", "b"]), 2);
-        watchers.retain_of(key, ["b", "b"], |watcher| watcher.scope.node().is_none());
+        watchers.retain_of(key, Nodes { new: "b", old: "b" }, |watcher| watcher.scope.node().is_none());
         assert_eq!((watchers.len(), visited(&mut watchers, key, ["b", "b"])), (3, 1));
         watchers.remove(0);
         watchers.remove(2);

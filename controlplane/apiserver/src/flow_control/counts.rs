@@ -60,6 +60,13 @@ pub(crate) struct SchemaCounts {
     pub(crate) executing: [u64; 2],
 }
 
+/// The names of a priority level and of a schema of this level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Labels<'a> {
+    pub(super) level: &'a str,
+    pub(super) schema: &'a str,
+}
+
 /// A request in a queue. When this value is dropped, the request no longer counts as queued.
 pub(super) struct Queued {
     counts: Arc<Counts>,
@@ -93,25 +100,25 @@ impl Times {
         }
     }
 
-    /// Counts the time of a request in its queue. `labels` are the names of its level and schema.
-    pub(super) fn waited(&self, counts: &Counts, labels: [&str; 2], executed: bool, took: Duration) {
+    /// Counts the time of a request in its queue.
+    pub(super) fn waited(&self, counts: &Counts, labels: Labels<'_>, executed: bool, took: Duration) {
         let at = usize::from(executed);
-        let [level, schema] = labels;
+        let Labels { level, schema } = labels;
         let times =
             counts.waits[at].get_or_init(|| self.waits.with_label_values(&[level, schema, EXECUTED[at]]));
         times.observe(took.as_secs_f64());
     }
 
-    /// Counts a request that has received its seats. `labels` are the names of its level and schema.
+    /// Counts a request that has received its seats.
     pub(super) fn execute(
         &self,
         counts: &Arc<Counts>,
-        labels: [&str; 2],
+        labels: Labels<'_>,
         is_watch: bool,
         seats: u64,
     ) -> Executing {
         let at = usize::from(is_watch);
-        let [level, schema] = labels;
+        let Labels { level, schema } = labels;
         let times = counts.executions[at]
             .get_or_init(|| self.executions.with_label_values(&[level, schema, TYPES[at]]));
         counts.dispatched.fetch_add(1, Ordering::Relaxed);
@@ -120,7 +127,8 @@ impl Times {
     }
 
     /// Removes the times of a schema that does not exist any more.
-    pub(super) fn forget(&self, [level, schema]: [&str; 2]) {
+    pub(super) fn forget(&self, labels: Labels<'_>) {
+        let Labels { level, schema } = labels;
         for (times, values) in [(&self.waits, EXECUTED), (&self.executions, TYPES)] {
             for value in values {
                 // An error means that no request was counted.
@@ -155,8 +163,9 @@ impl Counts {
         Queued { counts: Arc::clone(self), seats }
     }
 
-    /// The current counts. `labels` are the names of the level and the schema.
-    pub(super) fn read(&self, [level, schema]: [&str; 2]) -> SchemaCounts {
+    /// The current counts.
+    pub(super) fn read(&self, labels: Labels<'_>) -> SchemaCounts {
+        let Labels { level, schema } = labels;
         let rejected = Rejection::ALL.map(|why| {
             (why.name(), self.rejected.get(why as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
         });

@@ -36,8 +36,16 @@ pub(crate) struct LevelConfig {
     lendable_percent: u64,
     /// Maximum borrowed seats in percent of the nominal number. `None` for no limit.
     borrowing_percent: Option<u64>,
-    /// Number of queues, hand size and queue length limit. `None` rejects requests that get no seat immediately.
-    queuing: Option<[usize; 3]>,
+    /// `None` rejects requests that get no seat immediately.
+    queuing: Option<Queuing>,
+}
+
+/// The number of queues of a level, the number of queues of a flow, and the maximum number of requests in a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Queuing {
+    queues: usize,
+    hand_size: usize,
+    queue_length: usize,
 }
 
 /// The reason why a request is rejected.
@@ -157,7 +165,11 @@ impl LevelConfig {
         };
         // Validation accepts up to 10,000,000 queues, which would use too much memory.
         let queues = of("queues", 64).clamp(1, 1 << 14);
-        let shape = [queues, of("handSize", 8).clamp(1, queues), of("queueLengthLimit", 50)];
+        let shape = Queuing {
+            queues,
+            hand_size: of("handSize", 8).clamp(1, queues),
+            queue_length: of("queueLengthLimit", 50),
+        };
         let text = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         Self {
             name: text("name"),
@@ -254,11 +266,11 @@ impl Levels {
             self.start(&ticket);
             return (ticket, Admitted::Running);
         }
-        let (Some(queue), Some([_, _, length])) = (hand, level.config.queuing) else {
+        let (Some(queue), Some(Queuing { queue_length, .. })) = (hand, level.config.queuing) else {
             return (ticket, Admitted::Rejected(Rejection::ConcurrencyLimit));
         };
         let Some(queue) =
-            level.queues.get_mut(queue).filter(|queue| !is_full && queue.waiting.len() < length)
+            level.queues.get_mut(queue).filter(|queue| !is_full && queue.waiting.len() < queue_length)
         else {
             return (ticket, Admitted::Rejected(Rejection::QueueFull));
         };
@@ -396,7 +408,7 @@ impl Level {
 
     /// Applies a configuration. Waiting requests are distributed to the new queues.
     fn reshape(&mut self, config: LevelConfig) {
-        let count = config.queuing.map_or(0, |[queues, ..]| queues);
+        let count = config.queuing.map_or(0, |queuing| queuing.queues);
         self.config = config;
         if count == self.queues.len() {
             return;
@@ -421,7 +433,7 @@ impl Level {
 
     /// The shortest queue of the flow's hand. The hand has no duplicates.
     fn hand(&self, flow: u64) -> Option<usize> {
-        let [_, size, _] = self.config.queuing?;
+        let size = self.config.queuing?.hand_size;
         let count = self.queues.len();
         let mut hand: Vec<usize> = Vec::with_capacity(size);
         let (mut rest, mut left) = (flow, u64::try_from(count).unwrap_or(1).max(1));

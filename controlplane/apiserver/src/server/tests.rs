@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_store::{Embedded, EmbeddedOptions, Store};
-use coracle_testing::eventually_async;
+use coracle_testing::{eventually_async, until};
 use http_body_util::{BodyExt as _, Full};
 use rcgen::KeyPair;
 use serde_json::{Value, json};
@@ -88,14 +88,9 @@ impl Fixture {
         let users = Arc::downgrade(&api.state.store);
         drop(api);
         let path = directory.path().join("store");
-        let released = async || {
-            // The server's tasks need this thread to end. Opening a store in use would block the thread for 200 ms.
-            tokio::time::sleep(Duration::from_millis(5)).await;
-            if users.strong_count() > 0 {
-                return None;
-            }
-            Embedded::open(&path, EmbeddedOptions::default()).ok()
-        };
+        // The server's tasks need this thread to end. Opening a store in use would block the thread for 200 ms.
+        until("the former server's tasks end", 20, || users.strong_count() == 0).await;
+        let released = async || Embedded::open(&path, EmbeddedOptions::default()).ok();
         let store = eventually_async("the former server releases its store", 20, released).await;
         (store, directory)
     }

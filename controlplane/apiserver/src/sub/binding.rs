@@ -99,7 +99,7 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         let (mut metadata, mut spec, mut status) = (object("metadata")?, object("spec")?, object("status")?);
         let old = json!({"metadata": {"name": pod.name(), "resourceVersion": pod.revision.to_string()}});
         check_revision(kind, &old, &binding["metadata"]["resourceVersion"])?;
-        check_unbound(kind, pod, [&metadata, &spec])?;
+        check_unbound(kind, pod, &metadata, &spec)?;
         check_uid(kind, pod.name(), &string(&metadata, "uid"), text(binding, "uid"))?;
         for field in ["annotations", "labels"] {
             add(&mut metadata, field, &binding["metadata"][field]);
@@ -118,7 +118,7 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
 }
 
 /// Refuses a pod that is being deleted, has a node or has scheduling gates.
-fn check_unbound(kind: &Resource, pod: &Object, [metadata, spec]: [&Fields<'_>; 2]) -> Result<()> {
+fn check_unbound(kind: &Resource, pod: &Object, metadata: &Fields<'_>, spec: &Fields<'_>) -> Result<()> {
     let name = pod.name();
     if !metadata.value("deletionTimestamp").is_null() {
         return Err(conflict(

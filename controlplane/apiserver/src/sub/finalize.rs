@@ -9,12 +9,13 @@ use crate::{
     error::{ApiError, Result},
     field_manager::Writer,
     reply::{self, Reply},
-    write::{self, Part, check_revision},
+    write::{self, Part, Target, check_revision, text},
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (namespace, warnings) = body_of(call).await?;
-    let stored = write::update(call, &call.resource.name, Part::Internal, Writer::Update, |old| {
+    let target = Target { name: &call.resource.name, revision: text(&namespace, "resourceVersion") };
+    let stored = write::update_target(call, target, Part::Internal, Writer::Update, |old| {
         check_revision(&call.kind, old, &namespace["metadata"]["resourceVersion"])?;
         let mut new = old.clone();
         new["spec"]["finalizers"] =

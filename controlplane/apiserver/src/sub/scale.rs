@@ -17,7 +17,7 @@ use crate::{
     offload,
     reply::{self, Reply},
     verb::{apply, create, patch, update},
-    write::{self, Part, check_revision, text},
+    write::{self, Part, Target, check_revision, text},
 };
 
 const SCHEMA: &str = "io.k8s.api.autoscaling.v1.Scale";
@@ -40,7 +40,9 @@ pub(crate) async fn update(call: &Call) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
     let (wanted, warnings) = body_of(call).await?;
     update::same_name(&wanted, &call.resource.name)?;
-    write(call, Writer::Update, &warnings, |old| changed(call, old, &wanted)).await
+    let revision = text(&wanted, "resourceVersion");
+    let stored = store(call, Writer::Update, revision, |old| changed(call, old, &wanted)).await?;
+    Ok(reply::warned(stored, &warnings))
 }
 
 pub(crate) async fn patch(call: &Call) -> Result<Reply> {
@@ -53,7 +55,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
     let validation = call.validation()?;
     let field_warnings = patch.field_warnings(validation)?;
     let mut warnings = Vec::new();
-    let stored = store(call, Writer::Update, |old| {
+    let stored = store(call, Writer::Update, patch.revision(), |old| {
         let value = patch.apply(Some(SCHEMA), &scale::read(&call.kind, old))?;
         let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
         let (mut wanted, found) = body::check(parsed, &expected(), validation).map_err(|error| {
@@ -73,7 +75,7 @@ pub(crate) async fn patch(call: &Call) -> Result<Reply> {
 async fn apply(call: &Call) -> Result<Reply> {
     let found = offload::run_body(call.has_slow_yaml(), || config(call)).await?;
     let (config, replicas) = found?;
-    write(call, Writer::Apply, &[], |old| {
+    store(call, Writer::Apply, text(&config, "resourceVersion"), |old| {
         let kind = &call.kind;
         let mut wanted = scale::read(kind, old);
         let mut fields = json!({"apiVersion": kind.api_version(), "kind": kind.kind});
@@ -145,21 +147,14 @@ fn same_uid(kind: &Resource, old: &Value, wanted: &Value) -> Result<()> {
     Err(ApiError::conflict(kind, text(old, "name"), why))
 }
 
-async fn write(
-    call: &Call,
-    writer: Writer,
-    warnings: &[String],
-    change: impl FnMut(&Value) -> Result<Value> + Send,
-) -> Result<Reply> {
-    let reply = store(call, writer, change).await?;
-    Ok(reply::warned(reply, warnings))
-}
-
+/// Changes the workload. `revision` is the resourceVersion that the client requires.
 async fn store(
     call: &Call,
     writer: Writer,
+    revision: &str,
     change: impl FnMut(&Value) -> Result<Value> + Send,
 ) -> Result<Reply> {
-    let stored = write::update(call, &call.resource.name, Part::Main, writer, change).await?;
+    let target = Target { name: &call.resource.name, revision };
+    let stored = write::update_target(call, target, Part::Main, writer, change).await?;
     Ok(reply::json(200, &scale::read(&call.kind, &stored.value())))
 }

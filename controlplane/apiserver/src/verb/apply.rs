@@ -11,7 +11,7 @@ use crate::{
     field_manager::{self, Writer},
     offload,
     reply::{self, Reply},
-    write::{self, Part, metadata_mut, text},
+    write::{self, Part, Target, metadata_mut, text},
 };
 
 /// Attempts while other requests create or delete the object.
@@ -30,8 +30,9 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, true)?;
     let found = offload::run_body(call.has_slow_yaml(), || config(call)).await??;
     let Configuration { object: config, is_named, warnings } = found;
+    let target = Target { name: &call.resource.name, revision: text(&config, "resourceVersion") };
     for _ in 0..ATTEMPTS {
-        let updated = write::update(call, &call.resource.name, part, Writer::Apply, |old| {
+        let updated = write::update_target(call, target, part, Writer::Apply, |old| {
             let new = merged(call, old, &config)?;
             write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;
             Ok(new)

@@ -16,7 +16,7 @@ use crate::{
     offload,
     reply::{self, Reply},
     verb::apply,
-    write::{self, Part},
+    write::{self, Part, Target},
 };
 
 /// The fields of an operation of a JSON patch.
@@ -59,7 +59,8 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
             _ => error,
         })
     };
-    let stored = write::update(call, &call.resource.name, part, Writer::Update, |old| {
+    let target = Target { name: &call.resource.name, revision: patch.revision() };
+    let stored = write::update_target(call, target, part, Writer::Update, |old| {
         let (new, found) = apply(old)?;
         warnings = found;
         Ok(new)
@@ -125,6 +126,14 @@ impl Patch {
             return Err(ApiError::invalid_patch(&format!("{STRICT}{}", field_warnings.join(", "))));
         }
         Ok(field_warnings)
+    }
+
+    /// The resourceVersion that the patch requires. Empty if the patch has none, and for a JSON patch.
+    pub(crate) fn revision(&self) -> &str {
+        match self {
+            Self::Json(_) => "",
+            Self::Merge(tree) | Self::Strategic(tree) => write::text(tree, "resourceVersion"),
+        }
     }
 
     /// Applies the patch. Without a definition a strategic merge patch is refused.

@@ -10,7 +10,7 @@ use crate::{
     field_manager::{self, Writer},
     reply::{self, Reply},
     verb::create,
-    write::{self, Part, Stored},
+    write::{self, Part, Stored, Target},
 };
 
 /// Attempts while other requests create or delete the object.
@@ -23,8 +23,9 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let name = &call.resource.name;
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
+    let target = Target { name, revision: revision.as_str().unwrap_or_default() };
     for _ in 0..ATTEMPTS {
-        let updated = write::update(call, name, part, Writer::Update, |old| {
+        let updated = write::update_target(call, target, part, Writer::Update, |old| {
             require_revision(call, &revision)?;
             write::check_revision(&call.kind, old, &revision)?;
             Ok(object.clone())

@@ -4,7 +4,21 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use crate::{cache::Object, call::Call, convert, error::Result, offload};
+use crate::{
+    cache::Object,
+    call::Call,
+    convert,
+    error::{ApiError, Result},
+    offload,
+};
+
+/// The object of an update.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) name: &'a str,
+    /// The resourceVersion that the client requires. Empty, or "0": any.
+    pub(crate) revision: &'a str,
+}
 
 /// An object before and after a change.
 pub(super) struct Changed {
@@ -18,6 +32,19 @@ pub(super) struct Changed {
     pub(super) new: Value,
     /// Whether the object or the body of the request is large.
     pub(super) is_large: bool,
+}
+
+// === impl Target ===
+
+impl Target<'_> {
+    /// Refuses the retry of a write that must fail again: the client requires a former resourceVersion.
+    pub(super) fn check_retry(&self, call: &Call) -> Result<()> {
+        let is_any = matches!(self.revision, "" | "0");
+        if is_any || call.current(self.name)?.revision.to_string() == self.revision {
+            return Ok(());
+        }
+        Err(ApiError::modified(&call.kind, self.name))
+    }
 }
 
 /// Changes the current state of an object. `change` makes the new state.

@@ -148,6 +148,7 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
         }
         (_, Err(error)) => return plan.events.push(Event::warning("UnknownTimeZone", error.to_string())),
     };
+    plan.events.extend(unsupported_zone(&spec.schedule));
     let deadline = spec.starting_deadline_seconds.map(SignedDuration::from_secs);
     let mut from = last_time(cron_job, now);
     if let Some(start) = deadline.and_then(|deadline| now.checked_sub(deadline).ok()) {
@@ -190,6 +191,17 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
         Some(_) | None => {}
     }
     plan.create = Some(missed);
+}
+
+/// The event about a schedule with a time zone, which only cron jobs of former versions can have.
+fn unsupported_zone(schedule: &str) -> Option<Event> {
+    let message = || {
+        format!(
+            "CRON_TZ or TZ used in schedule {schedule:?} is not officially supported, see \
+             https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"
+        )
+    };
+    schedule.contains("TZ").then(|| Event::warning("UnsupportedSchedule", message()))
 }
 
 #[cfg(test)]
@@ -247,6 +259,15 @@ mod tests {
             let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
             assert_eq!((plan.again, reasons), (None, vec!["InvalidSchedule"]), "for {spec}");
         }
+    }
+
+    #[test]
+    fn a_schedule_with_a_time_zone_follows_it_and_is_reported() {
+        let spec = json!({"schedule": "TZ=Asia/Kolkata 40 17 * * *", "timeZone": "America/New_York"});
+        let plan = plan(&cron_job(spec, json!({})), &[], now());
+        assert_eq!(summary(&plan), "delete[] create[2026-01-01T12:10:00Z]");
+        let reasons: Vec<_> = plan.events.iter().map(|event| event.reason).collect();
+        assert_eq!(reasons, ["UnsupportedSchedule"]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Missed times of a schedule.
 
 use coracle_schedule::{Schedule, TimeZone};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 
 /// Number of missed times above which a cron job without deadline gets a warning.
 pub(super) const MANY_MISSED: i64 = 100;
@@ -25,22 +25,8 @@ pub(super) fn times(schedule: &Schedule, zone: &TimeZone, from: Timestamp, now: 
     let Some(second) = next(first) else { return Times { missed: Some(first), many: false, next: None } };
     let interval = second.duration_since(first).as_secs().max(1);
     let count = now.duration_since(first).as_secs() / interval + 1;
-    // The intervals of a schedule differ. So start two intervals ago, or earlier, and step forward from there.
-    let mut back = interval.saturating_mul(2);
-    let mut missed = None;
-    while missed.is_none() {
-        let start = now.checked_sub(SignedDuration::from_secs(back)).unwrap_or(first);
-        let mut at = if start <= first { Some(first) } else { next(start) };
-        while let Some(time) = at.filter(|time| *time <= now) {
-            missed = Some(time);
-            at = next(time);
-        }
-        if start <= first {
-            break;
-        }
-        back = back.saturating_mul(4);
-    }
-    Times { missed: missed.or(Some(first)), many: count > MANY_MISSED, next: next(now) }
+    let missed = schedule.last(first, now, zone);
+    Times { missed: Some(missed), many: count > MANY_MISSED, next: next(missed) }
 }
 
 #[cfg(test)]
@@ -91,6 +77,38 @@ mod tests {
                 text("2026-01-01T00:01:00Z"),
                 true,
                 "2026-02-01T00:00:00Z",
+            ),
+            (
+                "* * * 1-6 *",
+                "2016-01-01T00:00:00Z",
+                "2025-12-31T12:00:00Z",
+                text("2025-06-30T23:59:00Z"),
+                true,
+                "2026-01-01T00:00:00Z",
+            ),
+            (
+                "@every 1ns",
+                "2016-01-01T00:00:00Z",
+                "2026-01-01T00:00:00.5Z",
+                text("2026-01-01T00:00:00Z"),
+                true,
+                "2026-01-01T00:00:01Z",
+            ),
+            (
+                "@every 1h",
+                "2026-01-01T00:10:20.5Z",
+                "2026-01-01T10:40:00Z",
+                text("2026-01-01T10:10:20Z"),
+                false,
+                "2026-01-01T11:10:20Z",
+            ),
+            (
+                "@every 7m",
+                "2016-01-01T00:00:00Z",
+                "2016-02-01T00:00:00Z",
+                text("2016-01-31T23:59:00Z"),
+                true,
+                "2016-02-01T00:06:00Z",
             ),
         ];
         for (schedule, from, now, missed, many, next) in cases {

@@ -7,8 +7,14 @@ use std::hash::{BuildHasher, Hash, Hasher, RandomState};
 use k8s_openapi::api::core::v1;
 use k8s_openapi::api::discovery::v1 as discovery;
 
-/// The fields of a port: name, number, protocol and application protocol.
-type Fields<'a> = (Option<&'a str>, Option<i32>, Option<&'a str>, Option<&'a str>);
+/// The fields of a port.
+#[derive(Hash)]
+struct Fields<'a> {
+    name: Option<&'a str>,
+    number: Option<i32>,
+    protocol: Option<&'a str>,
+    app_protocol: Option<&'a str>,
+}
 
 /// Places of lists of ports, by the hash of the list. The caller defines the places.
 #[derive(Default)]
@@ -25,15 +31,21 @@ pub(crate) struct PortsHash(u64);
 impl PortLists {
     /// The hash of the ports of Endpoints.
     pub(super) fn of_subset(&self, ports: &[v1::EndpointPort]) -> PortsHash {
-        self.hash(ports.iter().map(|port| {
-            (port.name.as_deref(), Some(port.port), port.protocol.as_deref(), port.app_protocol.as_deref())
+        self.hash(ports.iter().map(|port| Fields {
+            name: port.name.as_deref(),
+            number: Some(port.port),
+            protocol: port.protocol.as_deref(),
+            app_protocol: port.app_protocol.as_deref(),
         }))
     }
 
     /// The hash of the ports of a slice.
     pub(crate) fn of_slice(&self, ports: &[discovery::EndpointPort]) -> PortsHash {
-        self.hash(ports.iter().map(|port| {
-            (port.name.as_deref(), port.port, port.protocol.as_deref(), port.app_protocol.as_deref())
+        self.hash(ports.iter().map(|port| Fields {
+            name: port.name.as_deref(),
+            number: port.port,
+            protocol: port.protocol.as_deref(),
+            app_protocol: port.app_protocol.as_deref(),
         }))
     }
 

@@ -25,6 +25,14 @@ struct Edge {
     blocking: bool,
 }
 
+/// A dependent that its owner may own.
+struct Dependent<'a> {
+    uid: &'a String,
+    item: &'a Item,
+    /// Whether it blocks the foreground deletion of the owner.
+    is_blocking: bool,
+}
+
 /// The progress of an object's deletion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -195,26 +203,26 @@ impl Graph {
 
     /// The dependents that the object may own, and whether they block its foreground deletion. A reference from another
     /// namespace has no effect on its owner: otherwise a tenant could delay the deletion of another tenant's objects.
-    fn own(&self, uid: &str) -> impl Iterator<Item = (&String, &Item, bool)> {
+    fn own(&self, uid: &str) -> impl Iterator<Item = Dependent<'_>> {
         let owner = self.items.get(uid);
         self.dependents.get(uid).into_iter().flatten().filter_map(move |(uid, blocking)| {
             let item = self.items.get(uid)?;
-            may_own(item, owner?).then_some((uid, item, *blocking))
+            may_own(item, owner?).then_some(Dependent { uid, item, is_blocking: *blocking })
         })
     }
 
     /// The uids of the dependents that the object may own.
     pub(crate) fn own_dependents(&self, uid: &str) -> Vec<String> {
-        self.own(uid).map(|(one, ..)| one.clone()).collect()
+        self.own(uid).map(|one| one.uid.clone()).collect()
     }
 
     /// The summary of the dependents that the object may own.
     pub(crate) fn observe_dependents(&self, uid: &str) -> Dependents {
         let (waiting, mut found) = (self.waiting_for(uid), Dependents::default());
-        for (one, item, blocks) in self.own(uid) {
+        for one in self.own(uid) {
             found.count += 1;
-            found.has_blocking |= blocks && !waiting.contains(one);
-            found.has_waiting |= item.is_foreground();
+            found.has_blocking |= one.is_blocking && !waiting.contains(one.uid);
+            found.has_waiting |= one.item.is_foreground();
         }
         found
     }
@@ -223,8 +231,8 @@ impl Graph {
     /// not block it. Otherwise both would wait for each other forever.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
         let waiting = self.waiting_for(uid);
-        let blocking = self.own(uid).filter(|(one, _, blocks)| *blocks && !waiting.contains(*one));
-        blocking.map(|(one, ..)| one.clone()).collect()
+        let blocking = self.own(uid).filter(|one| one.is_blocking && !waiting.contains(one.uid));
+        blocking.map(|one| one.uid.clone()).collect()
     }
 
     /// Objects whose foreground deletion waits for an object: its owners, their owners and so on. After many owner

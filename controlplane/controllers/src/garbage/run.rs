@@ -2,7 +2,7 @@
 //!
 //! Kinds that other controllers watch come from their caches. The collector watches the metadata of all other kinds.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,12 +22,14 @@ use super::discovery::{discover, until_due};
 use super::first_lists::FirstLists;
 use super::graph::{FollowUp, Graph, Item};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
+use super::removed::{MAX_REMOVED, Removed};
 use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Meta, Object};
 use crate::queue::{Next, Queue, pause_after};
+use crate::state::deletions::Deletions;
 
 const COMPONENT: &str = "garbage-collector-controller";
 
@@ -43,6 +45,8 @@ pub(crate) struct Collector {
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
     absent_owners: Mutex<AbsentOwners>,
+    /// Receiver of the deletions that the watches report.
+    deletions: Arc<Deletions>,
     /// Notification that the served kinds may have changed.
     kinds_changed: Notify,
     /// Whether the graph has the objects of all kinds of the core group. Their first list fails while the API server
@@ -50,17 +54,6 @@ pub(crate) struct Collector {
     has_core: AtomicBool,
 }
 
-/// Kinds of custom resources that do not exist any more. A definition is deleted after all of its objects.
-#[derive(Default)]
-struct Removed {
-    /// Names of deleted definitions: resource and group.
-    definitions: HashSet<String>,
-    /// Names of the definitions, by group and kind.
-    kinds: HashMap<(String, String), String>,
-}
-
-/// Maximum number of removed kinds. If there are more, dependents of their last objects may stay.
-const MAX_REMOVED: usize = 1000;
 /// Number of workers that attempt deletions. One namespace cannot occupy all of them ([`Queue::shared`]).
 const WORKERS: usize = 4;
 /// Number of workers that orphan dependents. An object can have very many dependents, so one namespace cannot occupy
@@ -80,6 +73,7 @@ pub(crate) async fn run(context: Arc<Context>) {
         kinds: Mutex::new(found.kinds),
         removed: Mutex::default(),
         absent_owners: Mutex::default(),
+        deletions: context.deletions.clone(),
         kinds_changed: Notify::new(),
         has_core: AtomicBool::new(false),
     });
@@ -318,21 +312,27 @@ impl Collector {
                 self.enqueue(work);
             }
             Event::Delete(object) => {
-                self.record_definition(kind, object.metadata.name.as_deref(), false);
-                let work = self.lock().remove(object.metadata.uid.as_deref().unwrap_or_default());
-                self.enqueue(work);
+                let (meta, of) = (object.metadata, |field: Option<String>| field.unwrap_or_default());
+                let key = Key::new(&of(meta.namespace), &of(meta.name));
+                self.forget(kind, &of(meta.uid), Some(&key));
             }
             Event::InitDone => {
                 let gone = self.lock().of_kind(kind).into_iter().filter(|uid| !seen.contains(uid));
                 for uid in gone.collect::<Vec<_>>() {
-                    let name = self.lock().get(&uid).map(|item| item.key.name.clone());
-                    self.record_definition(kind, name.as_deref(), false);
-                    let work = self.lock().remove(&uid);
-                    self.enqueue(work);
+                    let key = self.lock().get(&uid).map(|item| item.key.clone());
+                    self.forget(kind, &uid, key.as_ref());
                 }
                 *seen = HashSet::new();
             }
         }
+    }
+
+    /// Removes an object that was deleted.
+    fn forget(&self, kind: &ApiKind, uid: &str, key: Option<&Key>) {
+        self.record_definition(kind, key.map(|key| key.name.as_str()), false);
+        let work = self.lock().remove(uid);
+        self.enqueue(work);
+        key.into_iter().for_each(|key| self.deletions.notify(&kind.resource, &key.namespace));
     }
 
     /// Reconciles one object.
@@ -503,6 +503,27 @@ mod tests {
     use crate::garbage::plan::FOREGROUND;
     use crate::garbage::plan::tests::kind;
 
+    #[test]
+    fn deletions_are_reported_with_their_namespace() {
+        let (collector, thing) = (collector(), kind("Thing", true));
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let own = reported.clone();
+        collector.deletions.listen(move |resource, namespace| {
+            own.lock().unwrap().push(format!("{} {namespace}", resource.kind));
+        });
+        let of = |namespace: &str| object(json!({"name": "o", "namespace": namespace, "uid": namespace}));
+        let mut seen = HashSet::new();
+        for namespace in ["a", "b", "c"] {
+            collector.apply_event(&thing, Event::Apply(of(namespace)), &mut seen);
+        }
+        collector.apply_event(&thing, Event::Delete(of("a")), &mut seen);
+        // The watch begins again, and one object does not exist any more.
+        for event in [Event::Init, Event::InitApply(of("b")), Event::InitDone] {
+            collector.apply_event(&thing, event, &mut seen);
+        }
+        assert_eq!(*reported.lock().unwrap(), ["Thing a", "Thing c"]);
+    }
+
     fn object(value: serde_json::Value) -> Meta {
         serde_json::from_value(json!({"apiVersion": "v1", "kind": "K", "metadata": value})).unwrap()
     }
@@ -515,6 +536,7 @@ mod tests {
             kinds: Mutex::default(),
             removed: Mutex::default(),
             absent_owners: Mutex::default(),
+            deletions: Arc::default(),
             kinds_changed: Notify::new(),
             has_core: AtomicBool::new(false),
         }

@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use coracle_values::quantity::millis_of;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::PodSpec;
@@ -41,6 +41,11 @@ impl Resources {
         };
         self.requests.into_iter().flatten().map(|(name, value)| (name, amount(value))).collect()
     }
+}
+
+/// Reads a number. Returns whether it is present.
+pub(super) fn is_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<bool, D::Error> {
+    Ok(Option::<i64>::deserialize(deserializer)?.is_some())
 }
 
 /// Moves the requests out of a decoded pod and its containers.

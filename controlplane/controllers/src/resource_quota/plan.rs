@@ -7,6 +7,7 @@ use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
 use coracle_kinds::quota::{ClaimOwner, Quota, Usage, grace_end, paid_by_pod, pod_of_claim, without_paid};
 use jiff::Timestamp;
+use kube::discovery::ApiResource;
 use serde_json::{Value, json};
 
 use crate::api_kind::{ApiKind, Discovered};
@@ -49,6 +50,15 @@ pub(super) fn counted(object: &ResourceQuota, quota: &Quota, kind: &ApiKind) -> 
     let has_scopes = ["scopes", "scopeSelector"].iter().any(|field| !object.spec[*field].is_null());
     let name = format!("count/{}.{}", resource.plural, resource.group);
     (!has_scopes && quota.limits(&name)).then_some(Counted::Number(name))
+}
+
+/// Whether a quota limits the number of the objects of a resource.
+pub(super) fn limits_number(object: &ResourceQuota, resource: &ApiResource) -> bool {
+    let (hard, plural) = (&object.spec["hard"], resource.plural.as_str());
+    if resource.group.is_empty() {
+        return [&hard[plural], &hard[format!("count/{plural}")]].into_iter().any(|limit| !limit.is_null());
+    }
+    !hard[format!("count/{plural}.{}", resource.group)].is_null()
 }
 
 /// A count of the objects of a namespace.
@@ -122,7 +132,6 @@ pub(super) fn keep_unknown(status: &mut Value, former: &Value, found: &Discovere
 #[cfg(test)]
 mod tests {
     use kube::core::GroupVersionKind;
-    use kube::discovery::ApiResource;
 
     use super::*;
 
@@ -241,6 +250,27 @@ mod tests {
         let mut new = amounts(["0", "0", "1", "2"]);
         keep_unknown(&mut new, &Value::Null, &found);
         assert_eq!(new, amounts(["0", "0", "1", "2"]));
+    }
+
+    #[test]
+    fn a_quota_limits_the_number_of_the_resources_in_its_spec() {
+        let hard = json!({"secrets": "1", "count/configmaps": "1", "count/things.example.com": "1"});
+        let object = quota(json!({"hard": hard}));
+        for (group, plural, expect) in [
+            ("", "secrets", true),
+            ("", "configmaps", true),
+            ("", "leases", false),
+            ("example.com", "things", true),
+            ("example.com", "cups", false),
+            ("example.com", "secrets", false),
+        ] {
+            assert_eq!(
+                limits_number(&object, &kind(group, "K", plural).resource),
+                expect,
+                "{plural}.{group}"
+            );
+        }
+        assert!(!limits_number(&quota(Value::Null), &kind("", "Secret", "secrets").resource));
     }
 
     #[test]

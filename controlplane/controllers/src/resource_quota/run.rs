@@ -14,7 +14,7 @@ use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object, ObjectExt, Pod, ResourceQuota};
+use crate::object::{Claim, Key, Object, ObjectExt, Pod, ResourceQuota, Service};
 use crate::queue::{Next, Queue, until};
 use crate::write::{Part, status_patch};
 
@@ -22,11 +22,15 @@ use crate::write::{Part, status_patch};
 const RESYNC: Duration = Duration::from_secs(300);
 /// Delay of the count after a deletion, so that one count covers many deletions.
 const DELAY: Duration = Duration::from_secs(1);
+/// Conditions of a pod while its resources change.
+const RESIZES: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 /// Maximum number of objects in a page of a list.
 const PAGE: u32 = 500;
 
-/// Queues new quotas, quotas with a changed spec, and the quotas of deleted objects. Also queues the quotas of pods
-/// that have ended or are over their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
+/// Queues new quotas, quotas with a changed spec, and the quotas of deleted objects. Also queues the quotas of objects
+/// whose usage may have decreased, and the quotas of pods that are over their grace period. The garbage collector
+/// reports the deletions of objects of kinds without a cache. If it does not run, these kinds are counted again after
+/// [`RESYNC`].
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let caches = &context.caches;
     let own = queue.clone();
@@ -52,9 +56,19 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             }
         }
     });
+    let (own, quotas) = (queue.clone(), caches.resource_quotas.clone());
+    context.deletions.listen(move |resource, namespace| {
+        for quota in quotas.in_namespace(namespace) {
+            if plan::limits_number(&quota, resource) {
+                own.add_after(quota.key(), DELAY);
+            }
+        }
+    });
     let quotas = &caches.resource_quotas;
-    queue_of_deleted(&caches.services, quotas, queue);
-    queue_of_deleted(&caches.claims, quotas, queue);
+    queue_of_freed(&caches.services, quotas, queue, service_frees);
+    queue_of_freed(&caches.claims, quotas, queue, claim_frees);
+    queue_of_deleted(&caches.service_accounts, quotas, queue);
+    queue_of_deleted(&caches.endpoints, quotas, queue);
     queue_of_deleted(&caches.replication_controllers, quotas, queue);
     queue_of_deleted(&caches.replica_sets, quotas, queue);
     queue_of_deleted(&caches.deployments, quotas, queue);
@@ -65,9 +79,30 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_of_deleted(&caches.resource_claims, quotas, queue);
 }
 
-/// Whether a changed pod may use less than before, because it is deleted or has ended.
+/// Whether a changed pod may use less than before: it is deleted or has ended, it has other requests, its resize has
+/// ended, or it is in another scope. Source: `DefaultUpdateFilter`.
 fn frees(old: &Pod, new: Option<&Pod>) -> bool {
-    new.is_none_or(|new| new.finished() && !old.finished())
+    let Some(new) = new else { return true };
+    let is_resized = |pod: &Pod| RESIZES.iter().any(|resize| pod.condition(resize).is_some());
+    (new.finished() && !old.finished())
+        || old.spec.requests != new.spec.requests
+        || old.spec.has_deadline != new.spec.has_deadline
+        || (is_resized(old) && !is_resized(new))
+}
+
+/// Whether a changed service may use less than before.
+fn service_frees(old: &Service, new: &Service) -> bool {
+    let ports = |service: &Service| service.spec.ports.as_ref().map_or(0, Vec::len);
+    old.spec.type_ != new.spec.type_ || ports(old) != ports(new)
+}
+
+/// Whether a changed claim may use less than before, or is in another scope. Source: `RequiresQuotaReplenish`.
+fn claim_frees(old: &Claim, new: &Claim) -> bool {
+    old.spec.resources != new.spec.resources
+        || old.status.allocated_resources != new.status.allocated_resources
+        || old.spec.volume_attributes_class_name != new.spec.volume_attributes_class_name
+        || old.status.current_volume_attributes_class_name != new.status.current_volume_attributes_class_name
+        || old.status.modify_volume_status != new.status.modify_volume_status
 }
 
 /// The time after which a pod that is being deleted does not count. Does the same as `coracle_kinds::quota::grace_end`,
@@ -86,9 +121,19 @@ fn queue_of_deleted<K: Object>(
     quotas: &Arc<Cache<ResourceQuota>>,
     queue: &Arc<Queue<Key>>,
 ) {
+    queue_of_freed(cache, quotas, queue, |_old, _new| false);
+}
+
+/// Queues the quotas of deleted objects, and of objects whose change may decrease their usage.
+fn queue_of_freed<K: Object>(
+    cache: &Cache<K>,
+    quotas: &Arc<Cache<ResourceQuota>>,
+    queue: &Arc<Queue<Key>>,
+    frees: fn(&K, &K) -> bool,
+) {
     let (own, quotas) = (queue.clone(), quotas.clone());
     cache.on_change(move |change| {
-        if let (Some(old), None) = (change.old, change.new) {
+        if let Some(old) = change.old.filter(|old| change.new.is_none_or(|new| frees(old, new))) {
             queue_all(&quotas, old.namespace(), &own);
         }
     });
@@ -160,6 +205,80 @@ mod tests {
         let (running, failed) = (pod("Running"), pod("Failed"));
         assert!(frees(&running, None) && frees(&running, Some(&failed)));
         assert!(!frees(&running, Some(&pod("Running"))) && !frees(&failed, Some(&failed)));
+    }
+
+    #[test]
+    fn a_pod_may_free_its_usage_when_it_is_resized_or_in_another_scope() {
+        let pod = |cpu: &str, deadline: Value, condition: &str| -> Pod {
+            let container = json!({"name": "c", "resources": {"requests": {"cpu": cpu}}});
+            let mut pod: Pod = serde_json::from_value(json!({"metadata": {"name": "p"},
+                "spec": {"containers": [container], "activeDeadlineSeconds": deadline},
+                "status": {"conditions": [{"type": condition, "status": "True"}]}}))
+            .unwrap();
+            pod.slim();
+            pod
+        };
+        let plain = pod("1", Value::Null, "Ready");
+        for (old, new, expect) in [
+            (&plain, pod("1", Value::Null, "Ready"), false),
+            (&plain, pod("2", Value::Null, "Ready"), true),
+            (&plain, pod("1", json!(0), "Ready"), true),
+            (&plain, pod("1", Value::Null, "PodResizeInProgress"), false),
+            (&pod("1", Value::Null, "PodResizeInProgress"), plain.clone(), true),
+            (&pod("1", Value::Null, "PodResizePending"), pod("1", Value::Null, "PodResizeInProgress"), false),
+        ] {
+            assert_eq!(frees(old, Some(&new)), expect, "{old:?} {new:?}");
+        }
+    }
+
+    #[test]
+    fn services_and_claims_may_free_their_usage_when_they_change() {
+        let service = |spec: Value| -> Service { serde_json::from_value(json!({"spec": spec})).unwrap() };
+        let balanced = service(json!({"type": "LoadBalancer", "ports": [{"port": 1}]}));
+        for (new, expect) in [
+            (json!({"type": "LoadBalancer", "ports": [{"port": 2}]}), false),
+            (json!({"type": "LoadBalancer"}), true),
+            (json!({"type": "ClusterIP", "ports": [{"port": 1}]}), true),
+        ] {
+            assert_eq!(service_frees(&balanced, &service(new.clone())), expect, "{new}");
+        }
+        let claim = |more: Value| -> Claim { serde_json::from_value(more).unwrap() };
+        let plain = claim(json!({"spec": {"storageClassName": "a"}, "status": {"phase": "Pending"}}));
+        for (new, expect) in [
+            (json!({"spec": {"storageClassName": "a"}, "status": {"phase": "Bound"}}), false),
+            (json!({"spec": {"resources": {"requests": {"storage": "1Gi"}}}}), true),
+            (json!({"status": {"allocatedResources": {"storage": "1Gi"}}}), true),
+            (json!({"spec": {"volumeAttributesClassName": "fast"}}), true),
+            (json!({"status": {"currentVolumeAttributesClassName": "fast"}}), true),
+        ] {
+            assert_eq!(claim_frees(&plain, &claim(new.clone())), expect, "{new}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deletion_queues_the_quotas_that_limit_the_number_of_the_objects() {
+        let (api, queue) = (crate::test_api::TestApi::new(&[]), Arc::new(Queue::new()));
+        listen(&api.context, &queue);
+        for (namespace, name, hard) in [("n", "a", "secrets"), ("n", "b", "pods"), ("m", "c", "secrets")] {
+            let metadata = json!({"name": name, "namespace": namespace, "uid": name, "resourceVersion": "1"});
+            let quota = json!({"metadata": metadata, "spec": {"hard": {(hard): "1"}}});
+            api.context.caches.resource_quotas.written(serde_json::from_value(quota).unwrap());
+        }
+        let keys = std::sync::Mutex::new(Vec::new());
+        let work = queue.work("test", |key: Key| {
+            keys.lock().unwrap().push(key.to_string());
+            async { Ok(Next::Wait) }
+        });
+        let mut work = std::pin::pin!(work);
+        let pass = || tokio::time::sleep(DELAY * 2);
+        tokio::select! { () = work.as_mut() => {}, () = pass() => {} }
+        assert_eq!(std::mem::take(&mut *keys.lock().unwrap()).len(), 3, "new quotas");
+        let kind = kube::core::GroupVersionKind::gvk("", "v1", "Secret");
+        let secrets = kube::discovery::ApiResource::from_gvk_with_plural(&kind, "secrets");
+        api.context.deletions.notify(&secrets, "n");
+        api.context.deletions.notify(&secrets, "n");
+        tokio::select! { () = work.as_mut() => {}, () = pass() => {} }
+        assert_eq!(*keys.lock().unwrap(), ["n/a"]);
     }
 
     #[test]

@@ -1,19 +1,17 @@
 //! The services of each address, sorted by address. The cache of services updates it with each change.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnetwork::IpNetwork;
 
+use super::service_index::ServiceIndex;
 use crate::cache::Change;
-use crate::object::{Key, ObjectExt, Service};
+use crate::object::{Key, Service};
 
 /// The services of each address.
 #[derive(Debug, Default)]
-pub(crate) struct ServiceAddresses {
-    services: Mutex<BTreeMap<IpAddr, BTreeSet<Key>>>,
-}
+pub(crate) struct ServiceAddresses(ServiceIndex<IpAddr>);
 
 /// The addresses of a service.
 pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> {
@@ -25,49 +23,25 @@ pub(crate) fn addresses(service: &Service) -> impl Iterator<Item = IpAddr> {
 // === impl ServiceAddresses ===
 
 impl ServiceAddresses {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<IpAddr, BTreeSet<Key>>> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Applies a change of a service. Returns the addresses whose services may have changed.
-    pub(crate) fn follow(&self, change: &Change<'_, Service>) -> Vec<IpAddr> {
-        let of = |service: Option<&std::sync::Arc<Service>>| {
-            service.map(|service| addresses(service).collect::<Vec<_>>()).unwrap_or_default()
-        };
-        let (old, new) = (of(change.old), of(change.new));
-        if old == new && change.old.map(|service| service.uid()) == change.new.map(|service| service.uid()) {
-            return Vec::new();
-        }
-        let Some(key) = change.latest().map(|service| service.key()) else { return Vec::new() };
-        let mut services = self.lock();
-        for address in &old {
-            if let Some(keys) = services.get_mut(address) {
-                keys.remove(&key);
-                if keys.is_empty() {
-                    services.remove(address);
-                }
-            }
-        }
-        for address in &new {
-            services.entry(*address).or_default().insert(key.clone());
-        }
-        old.into_iter().chain(new).collect()
+    pub(crate) fn follow(&self, change: &Change<'_, Service>) -> BTreeSet<IpAddr> {
+        self.0.follow(change, |service| addresses(service).collect())
     }
 
     /// The services with this address.
     pub(crate) fn services(&self, address: IpAddr) -> Vec<Key> {
-        self.lock().get(&address).into_iter().flatten().cloned().collect()
+        self.0.services(address)
     }
 
     /// The addresses of all services.
     pub(crate) fn all(&self) -> Vec<IpAddr> {
-        self.lock().keys().copied().collect()
+        self.0.lock().keys().copied().collect()
     }
 
     /// The first address of a service that is in `range`, but not in the other ranges.
     pub(crate) fn first_only_in(&self, range: IpNetwork, others: &[IpNetwork]) -> Option<IpAddr> {
         let is_elsewhere = |address: &IpAddr| others.iter().any(|other| other.contains(*address));
-        let services = self.lock();
+        let services = self.0.lock();
         services
             .range(range.network()..=range.broadcast())
             .map(|(address, _)| *address)
@@ -90,12 +64,12 @@ mod tests {
 
     #[test]
     fn an_address_leads_to_its_services() {
-        let (index, address) = (ServiceAddresses::default(), "10.0.0.1".parse().unwrap());
+        let (index, address) = (ServiceAddresses::default(), "10.0.0.1".parse::<IpAddr>().unwrap());
         let (one, none) = (service("a", &["10.0.0.1", "None"]), service("a", &[]));
-        assert_eq!(index.follow(&Change { old: None, new: Some(&one) }), [address]);
+        assert_eq!(index.follow(&Change { old: None, new: Some(&one) }), [address].into());
         assert_eq!(index.services(address), [Key::new("n", "a")]);
         assert!(index.follow(&Change { old: Some(&one), new: Some(&one) }).is_empty(), "nothing changed");
-        assert_eq!(index.follow(&Change { old: Some(&one), new: Some(&none) }), [address]);
+        assert_eq!(index.follow(&Change { old: Some(&one), new: Some(&none) }), [address].into());
         assert!(index.services(address).is_empty());
     }
 

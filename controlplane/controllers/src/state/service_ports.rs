@@ -1,16 +1,14 @@
 //! Index of the services by node port. The cache of services updates the index with each change.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
 
+use super::service_index::ServiceIndex;
 use crate::cache::Change;
-use crate::object::{Key, ObjectExt, Service};
+use crate::object::{Key, Service};
 
 /// The services of each node port.
 #[derive(Debug, Default)]
-pub(crate) struct ServicePorts {
-    services: Mutex<BTreeMap<u16, BTreeSet<Key>>>,
-}
+pub(crate) struct ServicePorts(ServiceIndex<u16>);
 
 /// The node ports of a service, including the port of its health checks. A port with several protocols is in the set
 /// once.
@@ -24,42 +22,21 @@ fn node_ports(service: &Service) -> BTreeSet<u16> {
 // === impl ServicePorts ===
 
 impl ServicePorts {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u16, BTreeSet<Key>>> {
-        self.services.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Applies a change of a service. Returns the ports whose services may have changed.
     pub(crate) fn follow(&self, change: &Change<'_, Service>) -> BTreeSet<u16> {
-        let of =
-            |service: Option<&Arc<Service>>| service.map(|service| node_ports(service)).unwrap_or_default();
-        let (old, new) = (of(change.old), of(change.new));
-        if old == new && change.old.map(|service| service.uid()) == change.new.map(|service| service.uid()) {
-            return BTreeSet::new();
-        }
-        let Some(key) = change.latest().map(|service| service.key()) else { return BTreeSet::new() };
-        let mut services = self.lock();
-        for port in &old {
-            if let Some(keys) = services.get_mut(port) {
-                keys.remove(&key);
-                if keys.is_empty() {
-                    services.remove(port);
-                }
-            }
-        }
-        for port in &new {
-            services.entry(*port).or_default().insert(key.clone());
-        }
-        old.union(&new).copied().collect()
+        self.0.follow(change, node_ports)
     }
 
     /// The services with this node port.
     pub(crate) fn services(&self, port: u16) -> Vec<Key> {
-        self.lock().get(&port).into_iter().flatten().cloned().collect()
+        self.0.services(port)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::{Value, json};
 
     use super::*;

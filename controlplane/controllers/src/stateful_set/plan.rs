@@ -48,6 +48,13 @@ pub(super) fn is_above_size(set: &StatefulSet, action: &Action) -> bool {
     ordinal(set, pod).is_some_and(|ordinal| !ordinals(set).contains(&ordinal))
 }
 
+/// Whether the action belongs to a step after the creation and replacement of pods. If an earlier action fails,
+/// upstream does not run this step.
+pub(super) fn is_later_step(set: &StatefulSet, action: &Action) -> bool {
+    let Action::Delete(pod) = action else { return false };
+    !pod.finished() || is_above_size(set, action)
+}
+
 /// Whether the pods are created and deleted in parallel.
 fn is_parallel(set: &StatefulSet) -> bool {
     set.spec.pod_management_policy.as_deref() == Some("Parallel")
@@ -67,9 +74,7 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
         let place = if range.contains(&ordinal) { &mut replicas } else { &mut condemned };
         place.insert(ordinal, pod.clone());
     }
-    let settled =
-        fill(snapshot, &replicas, &mut actions) && shrink(snapshot, &replicas, &condemned, &mut actions);
-    if settled && actions.is_empty() {
+    if fill(snapshot, &replicas, &mut actions) && shrink(snapshot, &replicas, &condemned, &mut actions) {
         roll(snapshot, &replicas, &mut actions);
     }
     actions
@@ -77,18 +82,17 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
 
 type Pods = BTreeMap<i32, Arc<Pod>>;
 
-/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run. As upstream,
-/// with parallel management the following steps wait only for pods that have finished, and for claims that are about to
-/// be deleted (`processReplica`).
+/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run. With ordered
+/// management they wait until all desired pods are available. With parallel management they always run, as upstream
+/// (`runForAll`).
 fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
-    let (mut created, mut settled) = (0, true);
+    let mut created = 0;
     // The loop stops after `BURST` new pods, because a tenant may set `replicas` to 2147483647.
     for ordinal in ordinals(set) {
         if created == BURST {
-            let finished = || replicas.range(ordinal..).map(|(_, pod)| pod).filter(|pod| pod.finished());
-            settled &= finished().next().is_none();
-            let ended = finished().filter(|pod| !pod.is_being_deleted());
+            let later = replicas.range(ordinal..).map(|(_, pod)| pod);
+            let ended = later.filter(|pod| pod.finished() && !pod.is_being_deleted());
             actions.extend(ended.cloned().map(Action::Delete));
             break;
         }
@@ -97,13 +101,9 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
                 if !pod.is_being_deleted() {
                     actions.push(Action::Delete(pod.clone()));
                 }
-                settled = false;
                 false
             }
-            None if (snapshot.stale)(ordinal) => {
-                settled = false;
-                false
-            }
+            None if (snapshot.stale)(ordinal) => false,
             None => {
                 created += 1;
                 actions.push(Action::Create { ordinal, updated: is_updated(set, ordinal) });
@@ -115,7 +115,7 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
             return false;
         }
     }
-    settled
+    true
 }
 
 /// Whether a new pod has the update revision. Pods below the partition have the current revision.
@@ -158,8 +158,9 @@ fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &
 }
 
 /// Plans the deletion of pods with old revisions, highest ordinal first. With `maxUnavailable`, at most that number of
-/// pods becomes unavailable. Without this field, one pod is deleted at a time, and only if all pods with a higher
-/// ordinal are available.
+/// pods is unavailable afterwards. Without this field, one pod is deleted at a time, and only if all pods with a higher
+/// ordinal are available. Missing pods are unavailable. Sources: `updateStatefulSetAfterInvariantEstablished`, and
+/// `updateStatefulSet` without the gate `MaxUnavailableStatefulSet`.
 fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let set = snapshot.set;
     let strategy = set.spec.update_strategy.as_ref();
@@ -167,19 +168,28 @@ fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
         return;
     }
     let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
-    let first =
-        ordinals(set).start.saturating_add(rolling.and_then(|rolling| rolling.partition).unwrap_or_default());
-    let unavailable = |pod: &&Arc<Pod>| pod.is_being_deleted() || !is_available(set, pod, snapshot.now);
-    let is_old = |pod: &&Arc<Pod>| revision(pod) != snapshot.update && !pod.is_being_deleted();
-    let mut pods = replicas.range(first.max(ordinals(set).start)..).rev().map(|(_, pod)| pod);
-    let Some(allowed) = rolling.and_then(|rolling| rolling.max_unavailable.as_ref()) else {
-        let stop = pods.find(|pod| is_old(pod) || unavailable(pod));
-        actions.extend(stop.filter(is_old).cloned().map(Action::Delete));
-        return;
+    let range = ordinals(set);
+    let partition = rolling.and_then(|rolling| rolling.partition).unwrap_or_default();
+    let first = range.start.saturating_add(partition).max(range.start);
+    let is_old = |pod: &Arc<Pod>| revision(pod) != snapshot.update && !pod.is_being_deleted();
+    let is_unavailable = |pod: &Arc<Pod>| pod.is_being_deleted() || !is_available(set, pod, snapshot.now);
+    let allowed = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
+    let chosen: Vec<&Arc<Pod>> = if let Some(allowed) = allowed {
+        let missing = range.len().saturating_sub(replicas.len());
+        let unavailable = replicas.values().filter(|pod| is_unavailable(pod)).count();
+        let room = max_unavailable(allowed, set).saturating_sub(missing.saturating_add(unavailable));
+        let pods = replicas.range(first..).rev().map(|(_, pod)| pod);
+        pods.filter(|pod| is_old(pod)).take(room).collect()
+    } else {
+        // The pods with the highest ordinals, without a gap.
+        let highest = replicas.range(first..).rev().zip((first..range.end).rev());
+        let present = highest.take_while(|((ordinal, _), expected)| *ordinal == expected);
+        let mut pods = present.map(|((_, pod), _)| pod);
+        pods.find(|pod| is_old(pod) || is_unavailable(pod)).filter(|pod| is_old(pod)).into_iter().collect()
     };
-    let allowed = max_unavailable(allowed, set);
-    let room = allowed.saturating_sub(replicas.values().filter(unavailable).count());
-    actions.extend(pods.filter(is_old).take(room).cloned().map(Action::Delete));
+    // The deletion of finished pods is already planned (`fill`).
+    let chosen = chosen.into_iter().filter(|pod| !pod.finished());
+    actions.extend(chosen.cloned().map(Action::Delete));
 }
 
 /// The availability of the desired pods. `None` without rolling updates.

@@ -99,8 +99,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), &names);
     let mut outcome = Ok(());
     for action in actions {
-        // As upstream, pods above the desired number stay while a pod below that number cannot be created.
-        if outcome.is_err() && plan::is_above_size(&set, &action) {
+        // As upstream, pods above the desired number and outdated pods stay while another pod cannot be created.
+        if outcome.is_err() && plan::is_later_step(&set, &action) {
             break;
         }
         let done = match action {

@@ -3,6 +3,7 @@
 use std::{path::Path, sync::Arc, sync::Mutex, time::Instant};
 
 use tokio::net::UnixListener;
+use tokio::sync::watch;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Request, Response, Status};
 
@@ -20,7 +21,7 @@ pub(crate) struct Behaviour {
     /// Number of requests for the key id.
     pub(crate) statuses: usize,
     /// Whether decryptions get no answer.
-    pub(crate) hangs: bool,
+    pub(crate) hangs: watch::Sender<bool>,
     /// Whether decryptions get another key of the right size.
     pub(crate) is_wrong: bool,
     pub(crate) waiting: usize,
@@ -61,9 +62,9 @@ impl KeyManagementService for Plugin {
             return Err(Status::invalid_argument("the annotations are missing"));
         }
         self.0.lock().unwrap().waiting += 1;
-        while self.0.lock().unwrap().hangs {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let mut hangs = self.0.lock().unwrap().hangs.subscribe();
+        // The sender lives as long as this service.
+        drop(hangs.wait_for(|hangs| !*hangs).await);
         let mut behaviour = self.0.lock().unwrap();
         behaviour.decrypts += 1;
         let mut plaintext = flip(&request.ciphertext);
@@ -306,7 +307,7 @@ async fn a_plugin_that_does_not_respond_blocks_no_worker_and_gets_one_request() 
     let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
     // This client has a new seed, so the plugin must decrypt the seed of the value.
     let kms = Arc::new(start(&socket).unwrap());
-    behaviour.lock().unwrap().hangs = true;
+    behaviour.lock().unwrap().hangs.send_replace(true);
     let opening: Vec<_> = (0..4)
         .map(|_| {
             let (kms, sealed) = (kms.clone(), sealed.clone());
@@ -322,7 +323,7 @@ async fn a_plugin_that_does_not_respond_blocks_no_worker_and_gets_one_request() 
     kms.call(Call::Check(Some(done))).unwrap();
     checked.recv().unwrap().unwrap();
     assert!(opening.iter().all(|one| !one.is_finished()));
-    behaviour.lock().unwrap().hangs = false;
+    behaviour.lock().unwrap().hangs.send_replace(false);
     for one in opening {
         assert_eq!(one.await.unwrap(), b"value");
     }

@@ -78,7 +78,7 @@ pub(crate) fn cron_job(causes: &mut Causes, object: &Value, old: Option<&Value>)
 
 fn schedule(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>) {
     let schedule = text(&spec["schedule"]);
-    if let Err(error) = without_zone(schedule).parse::<Schedule>() {
+    if let Err(error) = schedule.parse::<Schedule>() {
         causes.invalid(path, &schedule.into(), &error.to_string());
     }
     let had_zone = old.is_some_and(|old| text(&old["spec"]["schedule"]).contains("TZ"));
@@ -89,14 +89,6 @@ fn schedule(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>)
             (false, _) => "cannot use TZ or CRON_TZ in schedule, use timeZone field instead",
         };
         causes.invalid(path, &schedule.into(), detail);
-    }
-}
-
-/// The part of the schedule after the prefix of its time zone. The prefix is refused separately.
-fn without_zone(schedule: &str) -> &str {
-    match schedule.strip_prefix("CRON_TZ=").or_else(|| schedule.strip_prefix("TZ=")) {
-        Some(rest) => rest.split_once(' ').map_or("", |(_zone, fields)| fields.trim()),
-        None => schedule,
     }
 }
 

@@ -168,7 +168,8 @@ impl Scheduler {
             self.groups.set_backoff(group, until);
             self.gangs_delayed_until = backoff_start;
         }
-        // Pods of the same or a lower priority may use the nodes that were nominated before.
+        // Pods of the same or a lower priority may use the nodes that were nominated before. This also helps the gang:
+        // the nomination of one pod may have kept another pod of the gang from the node.
         if is_released {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
@@ -185,7 +186,7 @@ impl Scheduler {
             if let Some(until) = self.queue.backoff_until(pod.uid()) {
                 self.groups.set_backoff(group, until);
             }
-            self.snapshot.remove_nomination(pod.uid());
+            self.end_nomination(pod.uid(), "");
             self.report_refusal(pod, why.to_owned(), None);
         }
         self.report_group(group, Verdict::refused(why));
@@ -388,6 +389,17 @@ mod tests {
         scheduler.pod_event(Event::Apply(pod("alone", None)));
         assert_eq!(assumed(&mut scheduler), ["alone"]);
         assert!(!scheduler.snapshot.is_nominated("p"));
+    }
+
+    #[tokio::test]
+    async fn other_pods_may_use_the_nominated_node_of_a_refused_group() {
+        let (mut scheduler, _) = scheduler(&["a"]);
+        let nominated = pod("p", Some("g"));
+        scheduler.snapshot.nominate(&nominated, "a");
+        scheduler.pod_event(Event::Apply(pod("alone", None)));
+        assert!(assumed(&mut scheduler).is_empty());
+        scheduler.refuse_group(&[Arc::new(nominated)], &Key::new("d", "g"), CONSTRAINTS);
+        assert_eq!(assumed(&mut scheduler), ["alone"]);
     }
 
     #[tokio::test]

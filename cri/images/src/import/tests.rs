@@ -124,7 +124,7 @@ async fn names_come_from_annotations_or_the_caller() {
 async fn the_platform_of_this_machine_is_imported_from_several_under_one_name() {
     let images = ["first", "second", "third"].map(TestImage::small);
     let name = serde_json::json!({"io.containerd.image.name": "example.com/app:1"});
-    let host = crate::Platform::host().architecture;
+    let host = crate::config::Platform::host().architecture;
     let work_dir = tempfile::tempdir().unwrap();
     let path = work_dir.path().join("a.tar");
     for (name, platforms, expected) in [

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{KEEP, LayerError, Layers, Source};
 use crate::digest::Digest;
@@ -32,7 +32,8 @@ async fn a_layer_is_unpacked_once_and_kept_while_referenced() {
     let get = || {
         layers.ensure(id, &local, async || {
             count.fetch_add(1, Ordering::SeqCst);
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            // The other callers begin meanwhile.
+            tokio::task::yield_now().await;
             Ok::<_, LayerError>((layers.unpack_dir()?, unpacked(id)))
         })
     };
@@ -54,13 +55,16 @@ async fn a_waiting_caller_retries_when_the_first_fails() {
     let layers = Arc::new(Layers::open(root.path()).unwrap());
     let id = Digest::of(b"a");
     let local = Source::local();
-    let failing = layers.ensure(id, &local, async || {
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let (waits, has_waited) = tokio::sync::oneshot::channel();
+    let failing = layers.ensure(id, &local, async move || {
+        has_waited.await.unwrap();
         Err::<(super::UnpackDir, Unpacked), _>(LayerError::Stopped)
     });
     let second = async {
-        tokio::task::yield_now().await;
-        add(&layers, "a").await
+        let mut second = Box::pin(add(&layers, "a"));
+        assert!(futures::poll!(&mut second).is_pending(), "it waits for the first caller");
+        waits.send(()).unwrap();
+        second.await
     };
     let (first, second) = tokio::join!(failing, second);
     assert!(first.is_err());

@@ -68,6 +68,22 @@ fn the_best_platform_of_an_index_is_chosen() {
     }
 }
 
+/// `scripts/test-arch` also runs this test on the other architectures.
+#[test]
+fn this_machine_gets_the_image_of_its_architecture() {
+    let all = ["linux/s390x", "linux/riscv64", "linux/arm/v7", "linux/arm64/v8", "linux/amd64"];
+    let expected = match std::env::consts::ARCH {
+        "x86_64" => "linux/amd64",
+        "aarch64" => "linux/arm64/v8",
+        "arm" => "linux/arm/v7",
+        "riscv64" => "linux/riscv64",
+        other => panic!("{other} is not supported"),
+    };
+    let Document::Index(manifests) = parse(&index(&all)).unwrap() else { panic!("no index") };
+    let Ok(Fitting::Marked(chosen)) = choose(&manifests, &Platform::host()) else { panic!("no image") };
+    assert_eq!(chosen.digest, Digest::of(expected.as_bytes()));
+}
+
 /// Documents by digest.
 #[derive(Default)]
 struct Documents(HashMap<Digest, Vec<u8>>);

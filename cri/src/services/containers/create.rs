@@ -131,7 +131,7 @@ impl ContainerService {
         make_log_dir(Path::new(&record.log_path)).await?;
         let mut spec = self.make_spec(pod, &record, &config, &image)?;
         self.relabel_volumes(sandbox, &record).await?;
-        let _guard = self.transitions.hooks.nri.block_joins().await;
+        let _guard = self.transitions.hooks.block_joins().await;
         self.transitions.hooks.create_container(pod, &mut record, &mut spec, undo).await?;
         check_limits(&spec, self.machine.host.unified)?;
         let profile = spec.linux().as_ref().and_then(|linux| linux.seccomp().as_ref());

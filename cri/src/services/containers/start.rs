@@ -22,7 +22,7 @@ impl ContainerService {
     ) -> Result<cri::StartContainerResponse, Error> {
         let mut steps = Steps::begin();
         let container = self.objects.tables.container(&request.container_id)?;
-        let _guard = self.transitions.hooks.nri.block_joins().await;
+        let _guard = self.transitions.hooks.block_joins().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
         // The sandbox is checked with the lock held: a stop that begins later waits for the lock, and then kills the

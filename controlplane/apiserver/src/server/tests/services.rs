@@ -217,7 +217,7 @@ async fn node_ports_and_tolerations_follow_the_options() {
     let directory = tempfile::tempdir().unwrap();
     let api = open_with(directory.path(), |config| {
         config.options.node_ports = 40000..=40000;
-        config.options.toleration_seconds = [20, 30];
+        config.options.toleration_seconds = crate::TolerationSeconds { not_ready: 20, unreachable: 30 };
     })
     .await;
     let server = Fixture { api, directory };

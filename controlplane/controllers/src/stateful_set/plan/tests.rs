@@ -12,11 +12,16 @@ fn set(replicas: i32, spec: Value) -> StatefulSet {
     serde_json::from_value(json!({"metadata": {"name": "db"}, "spec": whole})).unwrap()
 }
 
-/// A pod: `0` is ready, `0-` is not ready, `0x` is being deleted, `0!` has failed, `0~` has the old revision.
+/// A pod: `0` is ready, `0-` is not ready, `0x` is being deleted, `0!` has failed, `0$` has succeeded, `0~` has the old
+/// revision.
 fn pod(text: &str) -> Arc<Pod> {
     let digits: String = text.chars().filter(char::is_ascii_digit).collect();
     let has = |mark: char| text.contains(mark);
-    let phase = if has('!') { "Failed" } else { "Running" };
+    let phase = match (has('!'), has('$')) {
+        (true, _) => "Failed",
+        (false, true) => "Succeeded",
+        (false, false) => "Running",
+    };
     let ready = if has('-') { "False" } else { "True" };
     let deleted = has('x').then_some("2026-01-01T11:00:00Z");
     let revision = if has('~') { "old" } else { "new" };
@@ -71,15 +76,113 @@ fn parallel_pods_are_created_and_deleted_together() {
 }
 
 #[test]
-fn parallel_pods_are_neither_updated_nor_removed_while_another_one_is_replaced() {
+fn parallel_pods_are_updated_and_removed_while_another_one_is_replaced() {
     let three = set(3, json!({"podManagementPolicy": "Parallel"}));
-    for (pods, expect) in [("0!x 1~ 2~", ""), ("0!x 1 2 3", ""), ("0! 1 2 3", "-0"), ("0 1~ 2~", "-2")] {
+    for (pods, expect) in [
+        ("0!x 1~ 2~", "-2"),
+        ("0! 1~ 2~", "-0 -2"),
+        ("0$ 1~ 2~", "-0 -2"),
+        ("0!x 1 2 3", "-3"),
+        ("0! 1 2 3", "-0 -3"),
+        ("0 1~ 2~ 3", "-3 -2"),
+        ("0 1~ 2~ 3x", "-2"),
+        ("1~ 2~", "+0 -2"),
+        ("0 1~ 2~", "-2"),
+        // The replaced pod has a higher ordinal than the outdated ones.
+        ("0~ 1~ 2!", "-2"),
+        ("0~ 1~ 2!x", ""),
+        ("0~ 1~ 2!~x", ""),
+        ("0~ 1~ 2!~", "-2"),
+        ("0~ 1!~ 2", "-1"),
+        ("0~ 1~", "+2"),
+        ("0~ 2", "+1"),
+    ] {
         assert_eq!(decide(&three, pods), expect, "for {pods}");
     }
-    let pods = [pod("1~"), pod("2~")];
-    let stale = |ordinal: i32| ordinal == 0;
-    let snapshot = Snapshot { set: &three, pods: &pods, update: "new", stale: &stale, now: now() };
-    assert!(plan(&snapshot).is_empty(), "the first pod waits for the deletion of its claim");
+}
+
+#[test]
+fn a_pod_that_waits_for_the_deletion_of_its_claim_delays_only_pods_with_a_lower_ordinal() {
+    let three = set(3, json!({"podManagementPolicy": "Parallel"}));
+    let of = |waiting: i32, pods: [&str; 2]| {
+        let pods = pods.map(pod);
+        let stale = |ordinal: i32| ordinal == waiting;
+        let snapshot = Snapshot { set: &three, pods: &pods, update: "new", stale: &stale, now: now() };
+        plan(&snapshot).len()
+    };
+    assert_eq!(of(0, ["1~", "2~"]), 1);
+    assert_eq!(of(2, ["0~", "1~"]), 0);
+}
+
+#[test]
+fn outdated_pods_that_are_not_ready_are_replaced_with_parallel_management_only() {
+    let ordered = set(3, json!({}));
+    for pods in ["0~ 1~ 2~-", "0~- 1~ 2~", "0~ 1-", "0~ 1~ 2x"] {
+        assert_eq!(decide(&ordered, pods), "", "for {pods}");
+    }
+    assert_eq!(decide(&ordered, "0~ 1~ 2!"), "-2");
+    let parallel = set(3, json!({"podManagementPolicy": "Parallel"}));
+    for (pods, expect) in [
+        ("0~ 1~ 2~-", "-2"),
+        ("0~ 1~- 2", "-1"),
+        ("0~- 1~- 2~-", "-2"),
+        ("0~- 1~ 2~", "-2"),
+        ("0~ 1~- 2-", ""),
+        ("0~ 1~- 2x", ""),
+    ] {
+        assert_eq!(decide(&parallel, pods), expect, "for {pods}");
+    }
+}
+
+#[test]
+fn an_update_with_a_maximum_counts_all_unavailable_pods() {
+    for policy in ["OrderedReady", "Parallel"] {
+        let rolling =
+            json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2, "partition": 1}});
+        let four = set(4, json!({"podManagementPolicy": policy, "updateStrategy": rolling}));
+        for (pods, expect) in [("0~ 1~ 2~ 3~", "-3 -2"), ("0~ 1~ 2 3", "-1"), ("0~ 1 2 3", "")] {
+            assert_eq!(decide(&four, pods), expect, "for {pods}, {policy}");
+        }
+    }
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2, "partition": 1}});
+    let four = set(4, json!({"podManagementPolicy": "Parallel", "updateStrategy": rolling}));
+    for (pods, expect) in [
+        ("0~- 1~ 2~ 3~", "-3"),
+        ("0~x 1~ 2~ 3~", "-3"),
+        ("0~- 1~ 2~ 3-", ""),
+        ("0~ 1~ 2~- 3~-", ""),
+        ("0~ 1~ 2~ 3x", "-2"),
+        // A missing or failed pod is unavailable, too.
+        ("0~ 1~ 2~", "+3 -2"),
+        ("1~ 2~ 3~", "+0~ -3"),
+        ("1~ 2~ 3-", "+0~"),
+        ("0~ 1! 2~ 3~", "-1 -3"),
+        // The failed pod is one of those that the update may delete.
+        ("0~ 1~ 2~ 3!~", "-3"),
+    ] {
+        assert_eq!(decide(&four, pods), expect, "for {pods}");
+    }
+}
+
+#[test]
+fn the_partition_protects_pods_and_determines_the_revision_of_new_pods() {
+    for policy in ["OrderedReady", "Parallel"] {
+        let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": 2}});
+        let of = |spec: Value| {
+            let mut whole = json!({"podManagementPolicy": policy, "updateStrategy": rolling});
+            whole.as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
+            set(3, whole)
+        };
+        for (pods, expect) in [("0~ 1~ 2~", "-2"), ("0~ 1~ 2", ""), ("0 1 2~", "-2"), ("0~ 2", "+1~")] {
+            assert_eq!(decide(&of(json!({})), pods), expect, "for {pods}, {policy}");
+        }
+        let shifted = of(json!({"ordinals": {"start": 4}}));
+        for (pods, expect) in [("4~ 5~ 6~", "-6"), ("4~ 5~ 6", ""), ("4~ 5~", "+6"), ("4~ 6", "+5~")] {
+            assert_eq!(decide(&shifted, pods), expect, "for {pods}, {policy}");
+        }
+    }
+    let above = json!({"type": "RollingUpdate", "rollingUpdate": {"partition": i32::MAX}});
+    assert_eq!(decide(&set(2, json!({"updateStrategy": above})), "0~ 1~"), "");
 }
 
 #[test]
@@ -138,6 +241,15 @@ fn an_action_is_above_the_size_only_if_it_deletes_a_pod_outside_of_the_ordinals(
     assert!(is_above_size(&two, &Action::Delete(pod("3"))) && is_above_size(&two, &Action::Delete(pod("0"))));
     assert!(!is_above_size(&two, &Action::Delete(pod("2!"))));
     assert!(!is_above_size(&two, &Action::Create { ordinal: 1, updated: true }));
+}
+
+#[test]
+fn the_creation_and_replacement_of_pods_is_the_first_step() {
+    let two = set(2, json!({}));
+    for (pod_text, expect) in [("1!", false), ("1$", false), ("1~", true), ("2", true), ("2!", true)] {
+        assert_eq!(is_later_step(&two, &Action::Delete(pod(pod_text))), expect, "for {pod_text}");
+    }
+    assert!(!is_later_step(&two, &Action::Create { ordinal: 1, updated: true }));
 }
 
 #[test]

@@ -64,6 +64,11 @@ fn cron_jobs_are_checked() {
             "spec.schedule: Invalid value: \"TZ=UTC * * * * *\": cannot use TZ or CRON_TZ in schedule",
         ),
         (
+            "/spec/schedule",
+            json!("* * * * 7"),
+            "spec.schedule: Invalid value: \"* * * * 7\": end of range (7) above maximum (6): 7",
+        ),
+        (
             "/spec/timeZone",
             json!("Mars/Base"),
             "spec.timeZone: Invalid value: \"Mars/Base\": unknown time zone",

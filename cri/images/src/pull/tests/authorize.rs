@@ -88,7 +88,8 @@ async fn mirrors_are_used_and_image_names_stay_unchanged() {
     let registry = TestRegistry::start().await;
     let image = TestImage::small("x");
     registry.push("e2e/busybox", "1", &image).await;
-    let dead = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let reserved = coracle_testing::ClosedPort::reserve();
+    let dead = reserved.address();
     let line = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("registry.example")).unwrap();

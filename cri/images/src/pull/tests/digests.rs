@@ -37,7 +37,7 @@ async fn an_image_of_sha512_digests_is_pulled_kept_exported_and_imported() {
     // The layer is uncompressed, so that all content is text.
     let layer = String::from_utf8(TestTar::new().file("hello", b"by 512").finish()).unwrap();
     let config = serde_json::json!({
-        "architecture": crate::Platform::host().architecture,
+        "architecture": crate::config::Platform::host().architecture,
         "os": "linux",
         "rootfs": {"type": "layers", "diff_ids": [by_512(&layer)]},
     })

@@ -17,7 +17,7 @@ async fn the_image_for_this_machine_is_selected_from_an_index() {
         value["platform"] = serde_json::json!({"os": "linux", "architecture": architecture});
         value
     };
-    let host = crate::Platform::host().architecture;
+    let host = crate::config::Platform::host().architecture;
     let media_type = "application/vnd.oci.image.index.v1+json";
     let index = |manifests: Vec<serde_json::Value>| {
         let index = serde_json::json!({"schemaVersion": 2, "mediaType": media_type, "manifests": manifests});
@@ -74,7 +74,7 @@ async fn the_image_is_selected_from_an_index_without_platforms() {
 
 /// Changes the image's configuration to another architecture.
 fn for_another_processor(image: &mut TestImage) {
-    let host = crate::Platform::host().architecture;
+    let host = crate::config::Platform::host().architecture;
     let text = String::from_utf8(image.config.clone()).unwrap();
     let config = text.replace(&format!("\"{host}\""), "\"s390x\"");
     assert_ne!(config, text);
