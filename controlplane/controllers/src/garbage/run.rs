@@ -45,7 +45,7 @@ pub(crate) struct Collector {
     kinds: Mutex<Vec<Arc<ApiKind>>>,
     removed: Mutex<Removed>,
     absent_owners: Mutex<AbsentOwners>,
-    /// Receiver of the deletions that the watches report.
+    /// The listener for the deletions that the watches report.
     deletions: Arc<Deletions>,
     /// Notification that the served kinds may have changed.
     kinds_changed: Notify,
