@@ -42,8 +42,8 @@ pub(crate) enum Scaling {
     Failed,
 }
 
-/// The metrics of one kind of work: the ends of their names, and the work in their help texts.
-struct Work {
+/// Names of the metrics of one kind of work (without their common prefix), and the work in their help texts.
+struct MetricNames {
     total: &'static str,
     duration: &'static str,
     help: &'static str,
@@ -82,25 +82,25 @@ impl AutoscalerMetrics {
             labels.zip(counts)
         });
         let mut text = String::new();
-        let work = Work {
+        let names = MetricNames {
             total: "reconciliations_total",
             duration: "reconciliation_duration_seconds",
             help: "reconciles of autoscalers",
         };
-        write(&mut text, &work, reconciles);
-        let work = Work {
+        write(&mut text, &names, reconciles);
+        let names = MetricNames {
             total: "metric_computation_total",
             duration: "metric_computation_duration_seconds",
             help: "computations of metrics of autoscalers",
         };
-        write(&mut text, &work, computations);
+        write(&mut text, &names, computations);
         text
     }
 }
 
 /// Writes a counter and a histogram of the same work, if there was work.
-fn write<'a>(text: &mut String, work: &Work, counts: impl Iterator<Item = (String, &'a Counts)>) {
-    let Work { total, duration, help } = work;
+fn write<'a>(text: &mut String, names: &MetricNames, counts: impl Iterator<Item = (String, &'a Counts)>) {
+    let MetricNames { total, duration, help } = names;
     let read = counts.map(|(labels, counts)| {
         let buckets: Vec<u64> = counts.buckets.iter().map(|count| count.load(Relaxed)).collect();
         (labels, buckets, Duration::from_micros(counts.micros.load(Relaxed)))

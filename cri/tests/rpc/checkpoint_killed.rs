@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
