@@ -26,8 +26,8 @@ pub(crate) struct ProcDirectory(OwnedFd);
 // === impl ProcDirectory ===
 
 impl ProcDirectory {
-    /// Opens the directory of the process that `pidfd` refers to, and that has had this pid. An error if the process has
-    /// been reaped.
+    /// Opens the directory of the process that `pidfd` refers to, and that has had this pid. An error if the process
+    /// has been reaped.
     pub(crate) fn open(pidfd: &OwnedFd, pid: i32) -> io::Result<Self> {
         let directory = directory(pid)?;
         // The process is not reaped, so the pid was not reused before the directory was opened. Signal 0 only checks

@@ -54,8 +54,8 @@ pub(super) fn threads(processes: impl Iterator<Item = Process>) -> u64 {
     u64::try_from(processes.map(count).sum::<usize>()).unwrap_or(u64::MAX)
 }
 
-/// Opens a directory of a process and lists it. The directory must stay open while the entries are read: their paths lead
-/// through its descriptor.
+/// Opens a directory of a process and lists it. The directory must stay open while the entries are read: their paths
+/// lead through its descriptor.
 fn list(process: &Process, name: &str) -> Option<(File, fs::ReadDir)> {
     let directory = process.file(name, OFlag::O_RDONLY | OFlag::O_DIRECTORY).ok()?;
     let entries = fs::read_dir(format!("/proc/self/fd/{}", directory.as_raw_fd())).ok()?;
