@@ -10,6 +10,7 @@ use coracle_systemd::property::v1;
 use coracle_tree::mountinfo::cgroup_controllers;
 
 use crate::kernel;
+use crate::process::ProcDirectory;
 use crate::report::note;
 
 /// The v1 controllers that the container library supports.
@@ -233,14 +234,18 @@ pub(crate) fn enter(cgroups: &[PathBuf]) -> Result<(), CgroupError> {
 /// On v2 a cgroup that enables controllers for its children accepts no process ("no internal processes"). A
 /// container that runs containers or services of its own has such a cgroup. The process then enters the child
 /// cgroup in which the first process runs.
-pub(crate) fn enter_child_of_first(cgroups: &[PathBuf], path: &str, first: i32) -> Result<(), CgroupError> {
+pub(crate) fn enter_child_of_first(
+    cgroups: &[PathBuf],
+    path: &str,
+    first: &ProcDirectory,
+) -> Result<(), CgroupError> {
     let refused = match enter(cgroups) {
         Err(CgroupError::Enter { path, source }) if source.kind() == ErrorKind::ResourceBusy => {
             (path, source)
         }
         entered => return entered,
     };
-    let proc_cgroup = coracle_tree::read_lossy(format!("/proc/{first}/cgroup")).unwrap_or_default();
+    let proc_cgroup = first.cgroups().unwrap_or_default();
     match below(&proc_cgroup, path) {
         Some(below) => put(&[refused.0.join(below)], 0),
         None => Err(CgroupError::Enter { path: refused.0, source: refused.1 }),

@@ -238,15 +238,17 @@ impl Group<'_> {
 
     fn processes(&self, builder: &mut MetricBuilder, first: i32) {
         let pids = self.cgroups.processes_for_statistics(self.path);
-        let open = process::open_files(&pids);
+        let open = process::open_files(process::in_group(&pids, self.path));
         builder.put(&names::PROCESSES, &[], u64::try_from(pids.len()).unwrap_or(u64::MAX));
         let threads = self.number("pids", "pids.current", "pids.current");
-        builder.put(&names::THREADS, &[], threads.unwrap_or_else(|| process::threads(&pids)));
+        let count = || process::threads(process::in_group(&pids, self.path));
+        builder.put(&names::THREADS, &[], threads.unwrap_or_else(count));
         let most = self.number("pids", "pids.max", "pids.max");
         builder.put(&names::THREADS_MAX, &[], most.unwrap_or(0));
         builder.put(&names::FILE_DESCRIPTORS, &[], open.files);
         builder.put(&names::SOCKETS, &[], open.sockets);
-        for (name, limit) in process::soft_limits(first) {
+        let first = process::in_group(&[first], self.path).next();
+        for (name, limit) in first.iter().flat_map(process::soft_limits) {
             builder.put(&names::ULIMITS_SOFT, &[&name], limit);
         }
     }

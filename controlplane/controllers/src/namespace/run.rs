@@ -157,21 +157,66 @@ mod tests {
     use super::*;
     use crate::test_api::TestApi;
 
+    const DELETED: &str = "2026-01-01T00:00:00Z";
+    const POLICIES: &str = "/apis/networking.k8s.io/v1/namespaces/n/networkpolicies";
+    const PODS: &str = "/api/v1/namespaces/n/pods";
+    const STATUS: &str = "/api/v1/namespaces/n/status";
+
+    fn namespace(uid: &str, deleted: Option<&str>) -> Value {
+        json!({"metadata": {"name": "n", "uid": uid, "resourceVersion": "7", "deletionTimestamp": deleted},
+            "spec": {"finalizers": [FINALIZER]}})
+    }
+
+    /// The discovery document of a group with one kind.
+    fn discovery(group: &str, plural: &str, kind: &str) -> Value {
+        let resource = json!({"resource": plural, "scope": "Namespaced", "responseKind": {"kind": kind},
+            "verbs": ["list", "delete", "deletecollection"]});
+        let versions = json!([{"version": "v1", "freshness": "Current", "resources": [resource]}]);
+        json!({"items": [{"metadata": {"name": group}, "versions": versions}]})
+    }
+
+    fn list(names: &[&str]) -> Value {
+        let items: Vec<Value> = names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+        json!({"metadata": {"resourceVersion": "8"}, "items": items})
+    }
+
+    #[tokio::test]
+    async fn cve_2024_7598_network_policies_are_deleted_after_the_pods() {
+        // The simulated API keeps the objects, as if a pod had a long grace period.
+        for (pods, writes) in [
+            (list(&["p"]), vec![("DELETE", PODS), ("PATCH", STATUS)]),
+            // It is not known whether the namespace has pods.
+            (json!("not a list"), vec![("PATCH", STATUS)]),
+            (list(&[]), vec![("DELETE", POLICIES), ("PATCH", STATUS)]),
+        ] {
+            let api = TestApi::new(&[
+                ("/api/v1/namespaces/n", namespace("a", Some(DELETED))),
+                // Discovery lists the policies before the pods.
+                ("/apis", discovery("networking.k8s.io", "networkpolicies", "NetworkPolicy")),
+                ("/api", discovery("", "pods", "Pod")),
+                (POLICIES, list(&["deny-all"])),
+                (PODS, pods.clone()),
+            ]);
+            let cached = serde_json::from_value(namespace("a", Some(DELETED))).unwrap();
+            api.context.caches.namespaces.written(cached);
+            let outcome = reconcile(&api.context, Key::new("", "n")).await;
+            assert!(matches!(outcome, Err(Error::NotEmpty { .. })), "{pods}");
+            let sent = api.writes();
+            let sent: Vec<_> = sent.iter().map(|write| (&*write.method, &*write.path)).collect();
+            assert_eq!(sent, writes, "{pods}");
+        }
+    }
+
     /// Discovery is not simulated: a reconcile that would empty the namespace fails.
     #[tokio::test]
     async fn a_new_namespace_with_the_name_of_a_deleted_one_keeps_its_contents() {
-        let deleted = "2026-01-01T00:00:00Z";
-        let namespace = |uid: &str, deleted: Option<&str>| {
-            json!({"metadata": {"name": "n", "uid": uid, "resourceVersion": "7", "deletionTimestamp": deleted},
-                "spec": {"finalizers": [FINALIZER]}})
-        };
         for (live, empties) in [
             (namespace("new", None), false),
-            (namespace("new", Some(deleted)), false),
-            (namespace("old", Some(deleted)), true),
+            (namespace("new", Some(DELETED)), false),
+            (namespace("old", Some(DELETED)), true),
         ] {
             let api = TestApi::new(&[("/api/v1/namespaces/n", live.clone())]);
-            let cached = serde_json::from_value(namespace("old", Some(deleted))).unwrap();
+            let cached = serde_json::from_value(namespace("old", Some(DELETED))).unwrap();
             api.context.caches.namespaces.written(cached);
             let outcome = reconcile(&api.context, Key::new("", "n")).await;
             assert_eq!(matches!(outcome, Err(Error::Discovery(_))), empties, "{live}");

@@ -15,6 +15,7 @@ use crate::creator::spec::{Host, adjust_process, host_uid, load};
 use crate::identity::{self, IdentityError};
 use crate::kernel::{self, Fork};
 use crate::null;
+use crate::process::ProcDirectory;
 use crate::program;
 use crate::report::Message;
 use crate::rlimits;
@@ -44,6 +45,10 @@ enum ExecError {
     Limits(#[source] nix::Error),
     #[error("cannot close the shim's descriptors")]
     Close(#[source] io::Error),
+    #[error("cannot open the container's first process")]
+    Target(#[source] io::Error),
+    #[error("cannot read the container's user namespace")]
+    UserNamespace(#[source] io::Error),
     #[error("cannot join the container's namespaces")]
     Namespaces(#[source] nix::Error),
     #[error("cannot fork in the container")]
@@ -96,8 +101,8 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
         Filter::of(&spec, || fs::read(request.dir.join(seccomp::FILE))).map_err(ExecError::Filter)?;
     adjust_process(&mut process, &Host::detect());
     let null = null::open().map_err(ExecError::Null)?;
-    cgroup::enter_child_of_first(&request.cgroups, request.cgroup, request.target_pid)
-        .map_err(ExecError::Cgroup)?;
+    let target = ProcDirectory::open(request.target, request.target_pid).map_err(ExecError::Target)?;
+    cgroup::enter_child_of_first(&request.cgroups, request.cgroup, &target).map_err(ExecError::Cgroup)?;
     if let Some(score) = process.oom_score_adj() {
         fs::write("/proc/self/oom_score_adj", score.to_string())
             .map_err(|source| ExecError::OomScore { score, source })?;
@@ -106,7 +111,9 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     chown_pipes(request, host_uid(&spec, process.user().uid()));
     // From here on the container's processes can see this process.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
-    let joined = namespaces(request.target_pid);
+    let joined = namespaces(&target).map_err(ExecError::UserNamespace)?;
+    // The container must not get a descriptor of a directory of the host.
+    drop(target);
     setns(request.target, joined).map_err(ExecError::Namespaces)?;
     if joined.contains(CloneFlags::CLONE_NEWUSER) {
         // The previous ids are not mapped in the user namespace.
@@ -135,19 +142,21 @@ fn process(source: ProcessSource<'_>) -> Result<Process, ExecError> {
     serde_json::from_slice(bytes).map_err(ExecError::Process)
 }
 
-/// The namespaces to join. setns(2) refuses to join the current user namespace again.
-fn namespaces(pid: i32) -> CloneFlags {
+/// The namespaces to join. setns(2) refuses to join the current user namespace again. If the user namespace of the
+/// container cannot be read, the exec fails: outside of it, the process would have the rights of the node.
+fn namespaces(target: &ProcDirectory) -> io::Result<CloneFlags> {
     let all = CloneFlags::CLONE_NEWNS
         | CloneFlags::CLONE_NEWPID
         | CloneFlags::CLONE_NEWNET
         | CloneFlags::CLONE_NEWIPC
         | CloneFlags::CLONE_NEWUTS
         | CloneFlags::CLONE_NEWCGROUP;
-    let theirs = fs::read_link(format!("/proc/{pid}/ns/user"));
-    match (fs::read_link("/proc/self/ns/user"), theirs) {
-        (Ok(ours), Ok(theirs)) if ours != theirs => all | CloneFlags::CLONE_NEWUSER,
-        _ => all,
-    }
+    let own = match fs::read_link("/proc/self/ns/user") {
+        // The kernel has no user namespaces.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(all),
+        own => own?.into_os_string(),
+    };
+    Ok(if own == target.user_namespace()? { all } else { all | CloneFlags::CLONE_NEWUSER })
 }
 
 /// Runs the second fork to its end.
