@@ -490,7 +490,7 @@ mod tests {
     use std::time::Duration;
 
     use coracle_network_policy::{ClusterKind, ClusterPolicy};
-    use coracle_testing::{in_new_namespace, in_new_namespace_async};
+    use coracle_testing::{eventually_async, in_new_namespace, in_new_namespace_async, until};
     use serde_json::json;
 
     use super::*;
@@ -645,12 +645,8 @@ mod tests {
                 let remove = async {
                     assert!(gate.admit(&pod(UID), &ips).await.is_ok(), "by the previous table");
                     other.remove().unwrap();
-                    let mut seconds = 0;
-                    while !other.enforces(UID, &ips).unwrap() {
-                        assert!(seconds < 60, "its policies are not in the kernel");
-                        seconds += 1;
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
+                    let enforces = || other.enforces(UID, &ips).unwrap();
+                    until("its policies to be in the kernel", 10, enforces).await;
                 };
                 tokio::select! {
                     () = policies.run() => panic!("the task runs until it is dropped"),
@@ -675,12 +671,8 @@ mod tests {
                 let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
                 let [first, second] = [2_u8, 3].map(|last| [IpAddr::from([10, 42, 0, last])]);
                 let away = async {
-                    let mut seconds = 0;
-                    while gate.admit(&pod(UID), &first).await.is_err() {
-                        assert!(seconds < 60, "the policies are not in the kernel");
-                        seconds += 1;
-                        tokio::time::sleep(Duration::from_secs(1)).await;
-                    }
+                    let is_admitted = async || gate.admit(&pod(UID), &first).await.is_ok();
+                    eventually_async("the policies to be in the kernel", 10, is_admitted).await;
                     let mut table = Enforcer::open(TABLE).unwrap();
                     for hours in 1..=3 {
                         tokio::time::sleep(Duration::from_secs(3600)).await;

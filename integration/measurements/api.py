@@ -72,8 +72,8 @@ def in_turn(sides, rounds, measure):
     return [{key: median(report[key] for report in each) for key in each[0]} for each in reports]
 
 
-def rate(what, reports):
-    row(f"{what}, per second", *[report["per_second"] for report in reports], form="{:.0f}")
+def rate(what, reports, plot):
+    row(f"{what}, per second", *[report["per_second"] for report in reports], form="{:.0f}", plot=plot)
     row(f"{what}, µs, p50", *[report["p50"] for report in reports], form="{:.0f}")
     row(f"{what}, µs, p99", *[report["p99"] for report in reports], form="{:.0f}")
 
@@ -82,21 +82,22 @@ def requests(sides):
     size = PODS // CHUNKS
     flags = {"clients": CLIENTS, "count": size}
     create = lambda side, number: side.api.requests("POST", COLLECTION, pod(), first=number * size, **flags)
-    rate("create", in_turn(sides, CHUNKS, create))
+    rate("create", in_turn(sides, CHUNKS, create), "create of an object")
     get = lambda side, _: side.api.requests("GET", COLLECTION + "/p{n}", clients=CLIENTS, seconds=2, modulo=PODS)
-    rate("get", in_turn(sides, ROUNDS, get))
+    rate("get", in_turn(sides, ROUNDS, get), "get")
     patch = {"metadata": {"annotations": {"changed": "{n}"}}}
     media = "application/merge-patch+json"
     change = lambda side, number: side.api.requests("PATCH", COLLECTION + "/p{n}", patch, media=media, first=number * size, **flags)
-    rate("merge patch", in_turn(sides, CHUNKS, change))
+    rate("merge patch", in_turn(sides, CHUNKS, change), "merge patch")
     by_label = lambda side, _: side.api.requests("GET", COLLECTION + "?labelSelector=group%3Dg{n}", clients=1, seconds=2, modulo=PODS)
-    rate(f"list by label, one of {PODS} pods, one client", in_turn(sides, ROUNDS, by_label))
+    one_of = f"list by label, one of {PODS:,} pods"
+    rate(f"{one_of}, one client", in_turn(sides, ROUNDS, by_label), one_of)
     everything = lambda side, _: side.api.requests("GET", COLLECTION, clients=1, count=10)
     row(f"list of {PODS} pods, ms, p50", *[report["p50"] / 1000 for report in in_turn(sides, ROUNDS, everything)])
-    row(f"PSS with {PODS} pods, MB (kube-apiserver + etcd)", *[side.pss() for side in sides])
+    row(f"PSS with {PODS} pods, MB (kube-apiserver + etcd)", *[side.pss() for side in sides], plot=f"API server, {PODS:,} pods")
     fan_out(sides)
     delete = lambda side, number: side.api.requests("DELETE", COLLECTION + "/p{n}?gracePeriodSeconds=0", first=number * size, **flags)
-    rate("delete", in_turn(sides, CHUNKS, delete))
+    rate("delete", in_turn(sides, CHUNKS, delete), "delete")
 
 
 def fan_out(sides):

@@ -195,7 +195,7 @@ def names(sides, count):
     values = in_turn(sides, lambda side: side.machine.load("dns", side.server, *flags))
     if any(value["failed"] for value in values):
         raise SystemExit(f"queries failed: {values}")
-    row("DNS queries per second", *[value["per_second"] for value in values], form="{:.0f}")
+    row("DNS queries per second", *[value["per_second"] for value in values], form="{:.0f}", plot="DNS queries")
     row("time of a DNS query, µs, p50", *[value["p50"] for value in values])
     row("time of a DNS query, µs, p99", *[value["p99"] for value in values])
 
@@ -414,7 +414,7 @@ def measure():
     one_endpoint(api, sides)
     large = [[program.pss() for program in side.programs] for side in sides]
     row("PSS with one service, MB (node with runtime; kube-proxy + CoreDNS)", sum(small[0]), sum(small[1]))
-    row(f"PSS with {COUNT} services, MB", sum(large[0]), sum(large[1]))
+    row(f"PSS with {COUNT} services, MB", sum(large[0]), sum(large[1]), plot=f"node with {COUNT:,} services")
     row("… kube-proxy alone, CoreDNS alone", large[1][0], large[1][1])
     seconds = 10 if QUICK else 30
     still = [idle(side.programs, seconds) for side in sides]

@@ -140,6 +140,14 @@ fn a_pod_with_many_volumes_does_not_fill_the_disk_of_the_store_if_it_has_project
     });
 }
 
+/// Number of containers of the pod `loud` with a probe whose output the runtime refused.
+fn refused(cluster: &Cluster) -> usize {
+    let output = cluster.try_kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics/probes"]);
+    let text = String::from_utf8_lossy(&output.stdout);
+    let parts = ["prober_probe_total{", "pod=\"loud\"", "result=\"unknown\""];
+    text.lines().filter(|line| parts.iter().all(|part| line.contains(part))).count()
+}
+
 #[test]
 fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
     on_a_cluster(|_, cluster| {
@@ -164,8 +172,8 @@ fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
                 cluster.try_kubectl(&test).status.success()
             });
         }
-        // The commands write their output, or wait until the runtime reads it.
-        std::thread::sleep(std::time::Duration::from_secs(10));
+        // The memory for the outputs of one pod is full with two of them, until their commands exceed the timeout.
+        eventually("the outputs of the other commands to be refused", 120, || refused(cluster) >= 18);
         let grown = process_status(cluster.pid(), "VmHWM") - before;
         assert!(grown < 150 << 10, "the memory of the node grew by {grown} kB");
         // Another pod's small probes are not affected.

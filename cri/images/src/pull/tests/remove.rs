@@ -2,9 +2,10 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use coracle_testing::until_yielding;
+use coracle_testing::{until, until_yielding};
 
 use super::{entries, nothing_left, store};
 use crate::Usage;
@@ -97,23 +98,27 @@ async fn concurrent_removals_pulls_and_holds_are_consistent() {
     for round in 0..8 {
         images.pull(&name, None, None).await.unwrap();
         let mut tasks = tokio::task::JoinSet::new();
+        let removals = Arc::new(AtomicUsize::new(0));
         for n in 0..5 {
             let (images, name, id) = (images.clone(), name.clone(), id.clone());
+            let removals = removals.clone();
             tasks.spawn(async move {
                 let by = if n % 2 == 0 { &name } else { &id };
                 images.remove(by).await.unwrap();
+                removals.fetch_add(1, Ordering::Relaxed);
             });
         }
         for n in 0..3 {
-            let (images, id) = (images.clone(), id.clone());
+            let (images, id, removals) = (images.clone(), id.clone(), removals.clone());
             tasks.spawn(async move {
                 tokio::time::sleep(Duration::from_micros(300 * n)).await;
                 // A held image stays complete while it is held.
                 let Ok(held) = images.hold(&id) else { return };
-                for _ in 0..3 {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
+                let are_removed = move || {
                     assert!(held.image().layers.iter().all(|layer| layer.join("d0").is_dir()));
-                }
+                    removals.load(Ordering::Relaxed) == 5
+                };
+                until("the removals of the image", 20, are_removed).await;
             });
         }
         if round % 2 == 0 {
