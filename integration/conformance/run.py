@@ -25,7 +25,7 @@ CI = HERE / "ci.txt"
 FEATURES = ("IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress|PodPriority|NodeAuthorizer|"
             "BootstrapTokens|PodLevelResources|EnvFiles|InPlacePodVerticalScaling|SupplementalGroupsPolicy|UserNamespacesSupport|"
             "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass|"
-            "DynamicResourceAllocation")
+            "DynamicResourceAllocation|LoadBalancer")
 LEFT_OUT = re.compile(r"\[(Conformance|Disruptive|Flaky|Deprecated|Alpha|BetaOffByDefault|"
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
                             fr"Feature:(?!({FEATURES})\]))|CSI Mock")
@@ -99,6 +99,9 @@ def exceptions(specs):
     """The specs that are not run, with the reason. A line of exceptions.txt holds for all specs with its text."""
     texts = dict(line.split("\t", 1) for line in lines(EXCEPTIONS))
     skipped = {name: reason for text, reason in texts.items() for name in specs if text in name}
+    if os.environ.get("STOCK"):
+        skipped.update({name: "kube-controller-manager has no controller of load balancers" for name in specs
+                        if "[Feature:LoadBalancer]" in name})
     try:
         # The kernel loads the module for the first socket. 132 is the protocol number of SCTP.
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, 132).close()

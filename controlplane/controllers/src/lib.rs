@@ -73,6 +73,7 @@ mod running_controllers;
 mod selection;
 mod service_account;
 mod service_cidr;
+mod service_finalizer;
 mod stale_disruption;
 mod state;
 mod stateful_set;

@@ -185,8 +185,14 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
         }
         std::net::TcpStream::connect((node.as_str(), 8082)).unwrap();
         drop(listener);
+        let finalizers = |name: &str| cluster.get(&["service", name])["metadata"]["finalizers"].to_string();
+        let cleanup = r#"["service.kubernetes.io/load-balancer-cleanup"]"#;
+        assert_eq!((finalizers("lb").as_str(), finalizers("foreign").as_str()), (cleanup, "null"));
         cluster.kubectl(&["delete", "service", "lb"]);
         eventually("the next service to get the port", 60, || ingress(&cluster, "late") == [node.clone()]);
+        assert_eq!(finalizers("late"), cleanup);
+        cluster.kubectl(&["patch", "service", "late", "-p", r#"{"spec":{"type":"ClusterIP"}}"#]);
+        eventually("the service without finalizer", 60, || !finalizers("late").contains("cleanup"));
         health_check(&cluster, &node);
     });
 }

@@ -11,7 +11,7 @@ use coracle_events::Event;
 use serde_json::{Value, json};
 
 use super::plan;
-use super::service::is_ours;
+use super::service::{CLASS, is_ours};
 use super::state::State;
 use crate::context::Context;
 use crate::error::Error;
@@ -19,6 +19,8 @@ use crate::node_balancer::plan::{BalancerNode, is_local};
 use crate::node_balancer::run::{ready_nodes, service_of};
 use crate::object::{Key, Node, ObjectExt, Service};
 use crate::queue::{Next, Queue};
+use crate::service_finalizer::plan as finalizer;
+use crate::service_finalizer::run::{hold, release};
 use crate::write::Part;
 
 const COMPONENT: &str = "address-pool-controller";
@@ -33,6 +35,9 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Sta
     let (own, kept) = (queue.clone(), state.clone());
     context.caches.services.on_change(move |change| {
         lock(&kept.claims).follow(change).into_iter().for_each(|key| own.add(key));
+        // After a restart, the claims do not have a service whose type has changed.
+        let is_due = |service: &&Arc<Service>| finalizer::is_due(service, CLASS, is_ours(service));
+        change.new.filter(is_due).into_iter().for_each(|service| own.add(service.key()));
     });
     let (own, kept) = (queue.clone(), state.clone());
     context.caches.nodes.on_change(move |change| {
@@ -62,9 +67,14 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
         lock(&state.refusals).remove(&key);
         return Ok(Next::Wait);
     };
-    if !is_ours(&service) {
+    let is_served = is_ours(&service);
+    if !is_served || service.is_being_deleted() {
         lock(&state.refusals).remove(&key);
-        return write(context, &service, plan::cleared(&service)).await;
+        // A deleted service keeps its claims until it is gone, so that no other service gets the addresses before.
+        let cleared = plan::cleared(&service);
+        let service = write(context, service, cleared).await?;
+        release(context, &service, CLASS, is_served).await?;
+        return Ok(Next::Wait);
     }
     let nodes: Vec<BalancerNode> = context.caches.nodes.all().iter().map(BalancerNode::of).collect();
     let addresses = choose_addresses(context, state, &service);
@@ -75,8 +85,10 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
         candidates.retain(|name| local.contains(name));
     }
     let node = plan::choose_node(&service, &addresses, &candidates).filter(|_| !addresses.is_empty());
+    let service = if addresses.is_empty() { service } else { hold(context, service, CLASS).await? };
     let status = plan::status(&service, &addresses, node, jiff::Timestamp::now());
-    write(context, &service, status).await
+    write(context, service, status).await?;
+    Ok(Next::Wait)
 }
 
 /// Chooses and claims the addresses. If no address is free, an event reports the reason.
@@ -101,10 +113,43 @@ fn choose_addresses(context: &Context, state: &State, service: &Service) -> BTre
     addresses
 }
 
-async fn write(context: &Context, service: &Service, status: Option<Value>) -> Result<Next, Error> {
-    if let Some(status) = status {
-        let patch = json!({"metadata": {"uid": service.uid()}, "status": status});
-        context.writer(&context.caches.services).merge(&service.key(), Part::Status, patch).await?;
+/// Writes a status. Returns the current service.
+async fn write(
+    context: &Context,
+    service: Arc<Service>,
+    status: Option<Value>,
+) -> Result<Arc<Service>, Error> {
+    let Some(status) = status else { return Ok(service) };
+    let patch = json!({"metadata": {"uid": service.uid()}, "status": status});
+    context.writer(&context.caches.services).merge(&service.key(), Part::Status, patch).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn the_finalizer_is_removed_after_the_addresses() {
+        let path = "/api/v1/namespaces/n/services/s";
+        let meta = json!({"name": "s", "namespace": "n", "uid": "u", "resourceVersion": "1",
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["service.kubernetes.io/load-balancer-cleanup"],
+            "annotations": {"coracle.dev/load-balancer-finalizer": CLASS}});
+        let service = |status: Value| {
+            json!({"apiVersion": "v1", "kind": "Service", "metadata": meta, "status": status,
+                "spec": {"type": "LoadBalancer", "loadBalancerClass": CLASS}})
+        };
+        let api = TestApi::new(&[(path, service(json!({})))]);
+        let announced = json!({"type": "coracle.dev/Announced", "status": "True", "reason": "NodeChosen",
+            "message": "node-1", "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let status = json!({"loadBalancer": {"ingress": [{"ip": "192.0.2.8"}]}, "conditions": [announced]});
+        let cached: Service = serde_json::from_value(service(status)).unwrap();
+        api.context.caches.services.written(cached);
+        reconcile(&api.context, &State::default(), Key::new("n", "s")).await.unwrap();
+        let writes = api.writes();
+        let paths: Vec<String> = writes.iter().map(|write| write.path.clone()).collect();
+        assert_eq!(paths, [format!("{path}/status"), path.to_owned()]);
+        assert!(writes[0].body["status"]["loadBalancer"]["ingress"].is_null());
+        assert_eq!(writes[1].body["metadata"]["finalizers"], json!([]));
     }
-    Ok(Next::Wait)
 }

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::object::{Key, Node, ObjectExt, Service};
 
 /// The class of load balancers that this controller serves. It also serves load balancers without a class.
-const CLASS: &str = "coracle.dev/node-addresses";
+pub(crate) const CLASS: &str = "coracle.dev/node-addresses";
 /// Label of nodes that serve load balancers. If a node has this label, nodes without the label serve no load balancers.
 const ENABLE: &str = "coracle.dev/enable-lb";
 /// Label of nodes that serve no load balancer, as upstream.
