@@ -10,14 +10,17 @@ use coracle_cri::blocking::FileWork;
 use coracle_values::node_selector::term_matches;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use kube::Api;
+use tokio::sync::Mutex;
 
 use super::error::{SetUpError, VolumeError};
 use super::{Mounted, Target, host_path, local, mount_options, mounts, nfs, run_blocking};
 use crate::json_file;
 
-/// Checks of volumes that only one pod may use. One check runs at a time, because two concurrent checks could both find
-/// the volume unused.
-static CHECKS: FileWork = FileWork::new(1);
+/// Held from the search for other users of a volume, which only one pod may use, until the volume is recorded.
+/// Otherwise two pods could both find the volume unused.
+static EXCLUSIVE: Mutex<()> = Mutex::const_new(());
+/// Searches for other users of a volume.
+static SEARCHES: FileWork = FileWork::new(1);
 
 /// The claim of a volume.
 struct Claim {
@@ -83,26 +86,33 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
     };
     // Write the record first: it protects the directory of a local volume while the pod uses it.
     let failed = |reason| VolumeError::SetUp { volume: volume.to_owned(), reason };
-    record_volume(target, &record, &persistent).await.map_err(failed)?;
+    record_volume(target.ctx.pods_dir(), target.uid, &record, &persistent).await.map_err(failed)?;
     mount_source(target, volume, &persistent, claim.read_only).await
 }
 
-/// Records the volume of a pod, unless only one pod may use the volume and another pod uses it.
+/// Records the volume of the pod with this uid, unless only one pod may use the volume and another pod uses it. A pod
+/// that has the record already keeps the volume.
+///
+/// Cancel safe: the record of a pod that was removed in the meantime would keep the volume from all other pods. So only
+/// the search runs on a thread, which outlives the call.
 async fn record_volume(
-    target: &Target<'_>,
+    pods_dir: &Path,
+    uid: &str,
     record: &Path,
     volume: &PersistentVolume,
 ) -> Result<(), SetUpError> {
-    if !is_exclusive(volume) {
+    let is_recorded = || read(record).is_some_and(|known| known.metadata.name == volume.metadata.name);
+    if !is_exclusive(volume) || is_recorded() {
         return write(record, volume).map_err(SetUpError::io("write", record));
     }
-    let (pods, uid) = (target.ctx.pods_dir().to_owned(), target.uid.to_owned());
-    let (at, volume) = (record.to_owned(), volume.clone());
-    let done = CHECKS.run(move || write_if_unused(&pods, &uid, &at, &volume)).await.unwrap_or_else(Err);
-    match done.map_err(SetUpError::io("write", record))? {
-        true => Ok(()),
-        false => Err(SetUpError::InUse),
+    let _one_at_a_time = EXCLUSIVE.lock().await;
+    let name = volume.metadata.name.clone().unwrap_or_default();
+    let (pods, uid) = (pods_dir.to_owned(), uid.to_owned());
+    let used = SEARCHES.run(move || is_used_by_others(&pods, &uid, &name)).await.unwrap_or_else(Err);
+    if used.map_err(SetUpError::io("read", pods_dir))? {
+        return Err(SetUpError::InUse);
     }
+    write(record, volume).map_err(SetUpError::io("write", record))
 }
 
 /// Whether only one pod may use the volume. As upstream, this applies to local volumes, and not if the volume also has
@@ -110,17 +120,6 @@ async fn record_volume(
 fn is_exclusive(volume: &PersistentVolume) -> bool {
     let spec = volume.spec.as_ref().filter(|spec| spec.local.is_some());
     spec.and_then(|spec| spec.access_modes.as_ref()).is_some_and(|modes| *modes == ["ReadWriteOncePod"])
-}
-
-/// Records the volume of the pod with this uid. Returns false if another pod uses the volume. A pod that has the record
-/// already keeps the volume.
-fn write_if_unused(pods_dir: &Path, uid: &str, record: &Path, volume: &PersistentVolume) -> io::Result<bool> {
-    let is_recorded = read(record).is_some_and(|known| known.metadata.name == volume.metadata.name);
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    if !is_recorded && is_used_by_others(pods_dir, uid, name)? {
-        return Ok(false);
-    }
-    write(record, volume).map(|()| true)
 }
 
 /// Whether a pod on this node uses the volume. The record of a pod exists until its volumes are removed.
@@ -319,6 +318,10 @@ fn write(record: &Path, volume: &PersistentVolume) -> std::io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+    use std::os::unix::fs::OpenOptionsExt as _;
+
+    use futures::FutureExt as _;
     use serde_json::{Value, json};
 
     use super::*;
@@ -400,30 +403,67 @@ mod tests {
     }
 
     #[test]
-    fn a_volume_for_one_pod_is_not_recorded_for_a_second_pod() {
-        let volume = |modes: Value, source: &str| -> PersistentVolume {
-            let mut volume = json!({"metadata": {"name": "v"}, "spec": {"accessModes": modes}});
-            volume["spec"][source] = json!({"path": "/x"});
-            serde_json::from_value(volume).expect("volume")
-        };
-        let exclusive = volume(json!(["ReadWriteOncePod"]), "local");
-        assert!(is_exclusive(&exclusive));
-        assert!(!is_exclusive(&volume(json!(["ReadWriteOncePod"]), "hostPath")));
-        assert!(!is_exclusive(&volume(json!(["ReadWriteOnce", "ReadWriteOncePod"]), "local")));
+    fn a_local_volume_is_exclusive_if_this_is_its_only_access_mode() {
+        let exclusive = |modes: &[&str], source: &str| is_exclusive(&volume_with(modes, source));
+        assert!(exclusive(&["ReadWriteOncePod"], "local"));
+        assert!(!exclusive(&["ReadWriteOncePod"], "hostPath"));
+        assert!(!exclusive(&["ReadWriteOnce", "ReadWriteOncePod"], "local"));
+        assert!(!exclusive(&["ReadWriteOnce"], "local"));
+    }
 
+    fn volume_with(modes: &[&str], source: &str) -> PersistentVolume {
+        let mut volume = json!({"metadata": {"name": "v"}, "spec": {"accessModes": modes}});
+        volume["spec"][source] = json!({"path": "/x"});
+        serde_json::from_value(volume).expect("volume")
+    }
+
+    #[tokio::test]
+    async fn a_volume_for_one_pod_is_not_recorded_for_a_second_pod() {
         let dir = tempfile::tempdir().expect("directory");
-        let record = |uid: &str, name: &str| {
+        let exclusive = volume_with(&["ReadWriteOncePod"], "local");
+        let record = async |uid: &str, name: &str| {
             let at = record_of(&dir.path().join(uid), name);
-            write_if_unused(dir.path(), uid, &at, &exclusive).expect("read and write")
+            match record_volume(dir.path(), uid, &at, &exclusive).await {
+                Err(SetUpError::InUse) => false,
+                recorded => {
+                    recorded.expect("read and write");
+                    at.exists()
+                }
+            }
         };
-        assert!(record("a", "one") && record("a", "two"), "two volumes of one pod");
-        assert!(!record("b", "one"));
+        assert!(record("a", "one").await && record("a", "two").await, "two volumes of one pod");
+        assert!(!record("b", "one").await);
         assert!(!dir.path().join("b").exists(), "a refused pod has no record");
         write(&record_of(&dir.path().join("c"), "one"), &exclusive).expect("a record of an earlier agent");
-        assert!(record("a", "one") && record("c", "one"), "pods keep the volumes that they have");
+        assert!(record("a", "one").await && record("c", "one").await, "pods keep their volumes");
         for uid in ["a", "c"] {
             std::fs::remove_dir_all(dir.path().join(uid)).expect("remove the pod");
         }
-        assert!(record("b", "one"));
+        assert!(record("b", "one").await);
+    }
+
+    #[tokio::test]
+    async fn a_cancelled_search_records_no_volume() {
+        let dir = tempfile::tempdir().expect("directory");
+        let exclusive = volume_with(&["ReadWriteOncePod"], "local");
+        let other = record_of(&dir.path().join("other"), "one");
+        crate::volume::make_private(other.parent().expect("parent")).expect("create");
+        nix::unistd::mkfifo(&other, nix::sys::stat::Mode::S_IRWXU).expect("FIFO");
+        let at = record_of(&dir.path().join("own"), "one");
+        let mut recording = Box::pin(record_volume(dir.path(), "own", &at, &exclusive));
+        // Succeeds when the search has opened the FIFO.
+        let open =
+            || std::fs::OpenOptions::new().write(true).custom_flags(nix::libc::O_NONBLOCK).open(&other).ok();
+        let opened = async || {
+            assert!(recording.as_mut().now_or_never().is_none(), "the search waits for the FIFO");
+            open()
+        };
+        let mut fifo = coracle_testing::eventually_async("the search", 10, opened).await;
+        drop(recording);
+        // The other pod has another volume.
+        fifo.write_all(br#"{"metadata": {"name": "w"}}"#).expect("write");
+        drop(fifo);
+        SEARCHES.run(|| ()).await.expect("the search has ended");
+        assert!(!dir.path().join("own").exists());
     }
 }
