@@ -31,12 +31,13 @@ pub(crate) fn release(service: &Service, class: &str, is_served: bool) -> Option
 /// Whether the controller of a class must remove the finalizer: the service is being deleted, or the controller does
 /// not serve it any more.
 pub(crate) fn is_due(service: &Service, class: &str, is_served: bool) -> bool {
-    let is_own = match service.annotation(HOLDER) {
-        Some(holder) => holder == class,
-        // A user has removed the annotation, or another controller served this service before.
-        None => is_served && has_finalizer(service),
-    };
-    is_own && (!is_served || service.is_being_deleted())
+    let is_holder = service.annotation(HOLDER) == Some(class);
+    if !is_served {
+        return is_holder;
+    }
+    // Users can change the annotation, or another controller served this service before. No other controller removes
+    // the finalizer then. Source: `needsCleanup`.
+    service.is_being_deleted() && (is_holder || has_finalizer(service))
 }
 
 fn has_finalizer(service: &Service) -> bool {
@@ -103,7 +104,10 @@ mod tests {
         let released = release(&service(&["x", FINALIZER], Some(CLASS), true), CLASS, true).unwrap();
         assert_eq!(finalizers(&released), &json!(["x"]));
         assert_eq!(released["metadata"]["annotations"], json!({HOLDER: null}));
-        assert!(release(&service(&[FINALIZER], None, true), CLASS, true).is_some(), "without annotation");
+        for holder in [None, Some("coracle.dev/node-addresses"), Some("written by a user")] {
+            let deleted = service(&[FINALIZER], holder, true);
+            assert_eq!(finalizers(&release(&deleted, CLASS, true).unwrap()), &json!([]), "{holder:?}");
+        }
         assert_eq!(release(&service(&[FINALIZER], Some(CLASS), false), CLASS, true), None, "it is served");
         assert_eq!(release(&service(&["x"], None, true), CLASS, true), None, "it has no finalizer");
     }
@@ -124,10 +128,8 @@ mod tests {
     fn finalizers_of_other_controllers_stay() {
         for is_deleted in [false, true] {
             assert_eq!(release(&service(&[FINALIZER], None, is_deleted), CLASS, false), None);
-            for is_served in [false, true] {
-                let other = service(&[FINALIZER], Some("coracle.dev/node-addresses"), is_deleted);
-                assert_eq!(release(&other, CLASS, is_served), None);
-            }
+            let other = service(&[FINALIZER], Some("coracle.dev/node-addresses"), is_deleted);
+            assert_eq!(release(&other, CLASS, false), None);
         }
     }
 }
