@@ -238,7 +238,7 @@ mod tests {
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
         // `acquire` waits up to MAX_WAIT only for a holder that dies.
         let holder = i32::try_from(std::process::id()).ok();
-        assert_eq!(wait_for(holder, Instant::now()).expect("the state of the holder"), Holder::Runs);
+        assert_eq!(wait_for(holder, Instant::now()).expect("the state of the holder"), Holder::Running);
     }
 
     #[test]

@@ -42,77 +42,24 @@ mod tests {
         (times.missed.map(|time| time.to_string()), times.many, times.next.map(|time| time.to_string()))
     }
 
+    /// Schedule, last time, current time, most recent missed time (or `none`), whether many were missed, next time.
+    const PAUSES: &str = "
+        */5 * * * * | 2026-01-01T12:00:00Z | 2026-01-01T12:03:00Z | none | false | 2026-01-01T12:05:00Z
+        */5 * * * * | 2026-01-01T12:00:00Z | 2026-01-01T12:11:00Z | 2026-01-01T12:10:00Z | false | 2026-01-01T12:15:00Z
+        */5 * * * * | 2016-01-01T12:00:00Z | 2026-01-01T12:11:00Z | 2026-01-01T12:10:00Z | true | 2026-01-01T12:15:00Z
+        0,1 0 1 * * | 2025-10-15T00:00:00Z | 2026-01-20T00:00:00Z | 2026-01-01T00:01:00Z | true | 2026-02-01T00:00:00Z
+        * * * 1-6 * | 2016-01-01T00:00:00Z | 2025-12-31T12:00:00Z | 2025-06-30T23:59:00Z | true | 2026-01-01T00:00:00Z
+        @every 1ns | 2016-01-01T00:00:00Z | 2026-01-01T00:00:00.5Z | 2026-01-01T00:00:00Z | true | 2026-01-01T00:00:01Z
+        @every 1h | 2026-01-01T00:10:20.5Z | 2026-01-01T10:40:00Z | 2026-01-01T10:10:20Z | false | 2026-01-01T11:10:20Z
+        @every 7m | 2016-01-01T00:00:00Z | 2016-02-01T00:00:00Z | 2016-01-31T23:59:00Z | true | 2016-02-01T00:06:00Z";
+
     #[test]
     fn the_most_recent_time_is_found_after_any_pause() {
-        let text = |text: &str| Some(text.to_owned());
-        let cases = [
-            (
-                "*/5 * * * *",
-                "2026-01-01T12:00:00Z",
-                "2026-01-01T12:03:00Z",
-                None,
-                false,
-                "2026-01-01T12:05:00Z",
-            ),
-            (
-                "*/5 * * * *",
-                "2026-01-01T12:00:00Z",
-                "2026-01-01T12:11:00Z",
-                text("2026-01-01T12:10:00Z"),
-                false,
-                "2026-01-01T12:15:00Z",
-            ),
-            (
-                "*/5 * * * *",
-                "2016-01-01T12:00:00Z",
-                "2026-01-01T12:11:00Z",
-                text("2026-01-01T12:10:00Z"),
-                true,
-                "2026-01-01T12:15:00Z",
-            ),
-            (
-                "0,1 0 1 * *",
-                "2025-10-15T00:00:00Z",
-                "2026-01-20T00:00:00Z",
-                text("2026-01-01T00:01:00Z"),
-                true,
-                "2026-02-01T00:00:00Z",
-            ),
-            (
-                "* * * 1-6 *",
-                "2016-01-01T00:00:00Z",
-                "2025-12-31T12:00:00Z",
-                text("2025-06-30T23:59:00Z"),
-                true,
-                "2026-01-01T00:00:00Z",
-            ),
-            (
-                "@every 1ns",
-                "2016-01-01T00:00:00Z",
-                "2026-01-01T00:00:00.5Z",
-                text("2026-01-01T00:00:00Z"),
-                true,
-                "2026-01-01T00:00:01Z",
-            ),
-            (
-                "@every 1h",
-                "2026-01-01T00:10:20.5Z",
-                "2026-01-01T10:40:00Z",
-                text("2026-01-01T10:10:20Z"),
-                false,
-                "2026-01-01T11:10:20Z",
-            ),
-            (
-                "@every 7m",
-                "2016-01-01T00:00:00Z",
-                "2016-02-01T00:00:00Z",
-                text("2016-01-31T23:59:00Z"),
-                true,
-                "2016-02-01T00:06:00Z",
-            ),
-        ];
-        for (schedule, from, now, missed, many, next) in cases {
-            assert_eq!(of(schedule, from, now), (missed, many, text(next)), "for {schedule} from {from}");
+        for line in PAUSES.lines().skip(1) {
+            let fields: Vec<&str> = line.split('|').map(str::trim).collect();
+            let &[schedule, from, now, missed, many, next] = fields.as_slice() else { panic!("{line}") };
+            let missed = (missed != "none").then(|| missed.to_owned());
+            assert_eq!(of(schedule, from, now), (missed, many == "true", Some(next.to_owned())), "{line}");
         }
         assert_eq!(of("0 0 30 2 *", "2026-01-01T12:00:00Z", "2026-01-02T12:00:00Z"), (None, false, None));
     }
