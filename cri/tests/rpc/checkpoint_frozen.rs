@@ -126,7 +126,7 @@ pub(crate) async fn a_criu_that_outlives_its_runtime_delays_only_its_container(m
     assert_eq!(exec.expect("exec").exit_code, 0);
     assert!(!waiting.is_frozen() && dumped.is_frozen());
     // This call waits for CRIU's end and then continues. A later call of another container overtakes it.
-    let mut late = Box::pin(machine.exec(&ids[0], &["true"], 0));
+    let mut late = Box::pin(machine.exec(&ids[0], &["cat", "/count"], 0));
     tokio::select! {
         biased;
         early = &mut late => panic!("the call did not wait: {early:?}"),
