@@ -119,7 +119,7 @@ pub struct AgentConfig {
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.
     pub image_gc: ImageGcPolicy,
-    /// The policy for images of the store that need a verification of the pod's pull secrets.
+    /// The images of the store that need a verification of the pod's pull secrets.
     pub image_verification: ImageVerification,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use coracle_images::Reference;
 
-/// The policy for images of the store that need a verification of the pod's pull secrets:
+/// The policy that selects the images of the store that need a verification of the pod's pull secrets:
 /// `imagePullCredentialsVerificationPolicy`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageVerification {

@@ -236,7 +236,7 @@ mod tests {
         let _lock = Lock::acquire(dir.path()).expect("lock");
         let error = Lock::acquire(dir.path()).expect_err("held").to_string();
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
-        // `acquire` waits up to MAX_WAIT only for a holder that dies.
+        // `acquire` waits up to MAX_WAIT only for a holder that is exiting.
         let holder = i32::try_from(std::process::id()).ok();
         assert_eq!(wait_for(holder, Instant::now()).expect("the state of the holder"), Holder::Running);
     }

@@ -375,7 +375,7 @@ impl Bridge<'_> {
         link.and(claim).and(ipam.map(drop))
     }
 
-    /// Removes the rules of a port that no longer exists from the source filter.
+    /// Removes the permitted addresses of a port that no longer exists from the source filter.
     fn remove_guard(&self, port: &str) -> Result<(), Error> {
         self.host.guard.as_ref().map_or(Ok(()), |guard| guard.remove(port))
     }

@@ -118,7 +118,7 @@ impl SourceGuard {
         })
     }
 
-    /// Removes the rules of a port that no longer exists.
+    /// Removes the permitted addresses of a port that no longer exists.
     pub(crate) fn remove(&self, port: &str) -> Result<(), Error> {
         self.change(|state, transaction| {
             if let Some(old) = state.ports.remove(port) {

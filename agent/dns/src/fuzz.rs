@@ -19,7 +19,7 @@ const NAMESPACE: &str = "default";
 const MANY: u16 = 2100;
 
 /// Fuzz target: messages of clients and of other servers, and the resolver's configuration. Each message of a client is
-/// answered twice: with all services, and with empty tables, as before the first lists.
+/// answered for each transport: with all services, and with empty tables, as before the first lists.
 pub fn dns(data: &[u8]) {
     static SERVER: LazyLock<Option<([Zone; 2], Arc<Upstream>)>> = LazyLock::new(|| {
         let zones = [zone(tables())?, zone(Tables::default())?];

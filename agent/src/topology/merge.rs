@@ -179,7 +179,8 @@ impl Merge<'_> {
         }
     }
 
-    /// Whether `next` is narrower than `best`, or has the same size and shorter distances.
+    /// Whether `next` is narrower than `best`. Masks of the same size are compared by their distances, if these are
+    /// known and used, and then by the numbers of their nodes.
     fn is_narrower_or_closer(&self, next: NumaMask, best: NumaMask) -> bool {
         let distances = self.numa.distances.as_ref().filter(|_| !self.ignores_distances);
         let (Some(distances), true) = (distances, next.count() == best.count()) else {

@@ -28,7 +28,7 @@ pub(crate) struct Port {
     pub(crate) locked: bool,
     /// Three settings with one value. The port gets frames to hardware addresses that the bridge does not know. The
     /// bridge learns addresses from the port's frames. The host receives frames to link-local protocols at the port.
-    /// `None` leaves the three settings unchanged.
+    /// `None` leaves the three settings unchanged. But the bridge never learns from a locked port.
     pub(crate) floods: Option<bool>,
 }
 

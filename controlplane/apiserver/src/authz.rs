@@ -287,7 +287,7 @@ mod tests {
     use super::*;
     use http::Method;
 
-    /// An authorizer that returns one fixed decision after a delay.
+    /// An authorizer that returns one fixed decision, but not at the first poll.
     struct Later(Verdict, &'static str);
 
     impl Authorizer for Later {

@@ -111,7 +111,7 @@ fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_with
     });
 }
 
-/// With project quotas, a pod fills the disk only up to the reserve, so the store takes all writes.
+/// With project quotas, a pod fills the disk only up to the reserve, so the store accepts all writes.
 #[test]
 fn a_pod_with_many_volumes_does_not_fill_the_disk_of_the_store_if_it_has_project_quotas() {
     if !has_project_quotas() {

@@ -21,7 +21,7 @@ use super::note::Note;
 /// Maximum number of waiting requests of all levels. Each waiting request keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
 /// Maximum waiting requests of one level, as a multiple of the free slots of [`MAX_WAITING`]. So one level gets at most
-/// three quarters of the slots. The other slots stay for the requests of nodes and controllers.
+/// three quarters of the slots. The other slots stay for other levels, such as those of nodes and controllers.
 const PER_FREE_SLOT: usize = 3;
 /// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;

@@ -33,7 +33,7 @@ pub(super) struct Unread {
     pub(super) classes_of: HashMap<Identity, usize>,
     /// Unread bytes of each class, in the order of [`Class::ALL`].
     pub(super) classes: [ClassBytes; 3],
-    /// The owners with unread bytes. An owner stays until its readers are dropped. Otherwise each event of a watch
+    /// The owners that had unread bytes. An owner stays until its readers are dropped. Otherwise each event of a watch
     /// would add and remove the owner, because it is unread for a short time.
     pub(super) owners: HashMap<Arc<str>, Owner>,
     /// Bytes that evicted readers still hold.

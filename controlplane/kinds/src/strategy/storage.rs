@@ -32,9 +32,9 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
 }
 
 /// Removes unsupported data sources. A source in another namespace is unsupported, because the gate
-/// `CrossNamespaceVolumeDataSource` is off. A `dataSource` must be a claim or a snapshot. Data sources that the old
-/// claim has stay. Sources: `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of
-/// `pkg/api/persistentvolumeclaim`.
+/// `CrossNamespaceVolumeDataSource` is off. A `dataSource` without a `dataSourceRef` must be a claim or a snapshot.
+/// Data sources that the old claim has stay. Sources: `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility`
+/// of `pkg/api/persistentvolumeclaim`.
 pub(super) fn drop_data_sources(claim: &mut Value, old: Option<&Value>) {
     const REFERENCE: &str = "dataSourceRef";
     let had = |field: &str| old.is_some_and(|old| old["spec"][field].is_object());

@@ -288,8 +288,8 @@ fn is_stopped(job: &Value) -> bool {
         && job["status"]["active"].as_i64().unwrap_or(0) == 0
 }
 
-/// Copies the fields that may change in the template of a suspended job: the scheduling fields and the resource
-/// requests.
+/// Copies the fields that may change in the template of a suspended job: labels, annotations, most scheduling fields,
+/// and the resources of containers. The affinity to other pods may not change.
 fn unfreeze(before: &mut Value, new: &Value) {
     fn copy(before: &mut Value, new: &Value, name: &str) {
         if let Some(map) = before.as_object_mut() {

@@ -126,7 +126,7 @@ fn service_account(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Sets the host port of each container port to the same number. Pods with hostNetwork need this.
+/// Sets the host port of each container port to the same number, if it is not set. Pods with hostNetwork need this.
 fn host_ports(container: &mut Map<String, Value>) {
     for port in each(container, "ports") {
         let number = port.get("containerPort").cloned().unwrap_or_default();

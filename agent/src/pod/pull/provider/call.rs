@@ -20,7 +20,7 @@ use crate::duration;
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum bytes of the response.
 const ANSWER_MAX: u64 = 1 << 20;
-/// Maximum bytes of the program's standard error that are read.
+/// Maximum bytes of the program's standard error in the error. The rest is read and dropped.
 const ERROR_OUTPUT_MAX: u64 = 1 << 10;
 
 /// The reason why a program returned no credentials.
