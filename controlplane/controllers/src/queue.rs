@@ -71,6 +71,8 @@ pub(crate) enum Next {
     Pause(Duration),
     /// The next reconcile is after this time. A change before this time does not start a reconcile.
     NotBefore(Duration),
+    /// Does the same as [`Next::After`] with the time `after`, and the same as [`Next::Pause`] with the time `pause`.
+    AfterPause { after: Duration, pause: Duration },
 }
 
 /// The result of a reconcile whose cost grows with the number of items, for example endpoints. The delay limits the CPU
@@ -243,6 +245,11 @@ impl<T: QueueKey> Queue<T> {
                         Next::NotBefore(delay) => {
                             self.add_after(key.clone(), delay);
                             self.done_after(key, delay);
+                            continue;
+                        }
+                        Next::AfterPause { after, pause } => {
+                            self.add_after(key.clone(), after.min(MAX_DELAY));
+                            self.done_after(key, pause);
                             continue;
                         }
                     }
@@ -524,6 +531,35 @@ mod tests {
             let expected = [0..=0, 1000..=1010, 2000..=2020];
             assert_eq!(times.len(), expected.len(), "{times:?}");
             assert!(expected.iter().zip(&times).all(|(range, time)| range.contains(time)), "{times:?}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_is_reconciled_again_at_its_time_or_after_a_change_and_a_pause() {
+        for (has_changes, expected) in [(false, [0, 10_000, 20_000]), (true, [0, 1000, 2000])] {
+            let (queue, start, times) = (Queue::new(), Instant::now(), Mutex::new(Vec::new()));
+            queue.add("key");
+            let work = queue.work("test", |_key| {
+                times.lock().unwrap().push(start.elapsed().as_millis());
+                let (after, pause) = (Duration::from_secs(10), Duration::from_secs(1));
+                async move { Ok(Next::AfterPause { after, pause }) }
+            });
+            let changes = async {
+                for _ in 0..250 {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    if has_changes {
+                        queue.add("key");
+                    }
+                }
+            };
+            tokio::select! {
+                () = work => unreachable!("work has no end"),
+                () = changes => {}
+            }
+            let times = times.into_inner().unwrap();
+            // The timer's resolution is a millisecond.
+            let is_at = |(time, at): (&u128, u128)| (at..at + 10).contains(time);
+            assert!(times.len() >= 3 && times.iter().zip(expected).all(is_at), "{times:?}");
         }
     }
 

@@ -34,6 +34,9 @@ pub(crate) fn pause(endpoints: usize, service: &Service, sharing: usize) -> Next
         (own, None) => own,
         (Next::Pause(own), Some(shared)) => Next::Pause(own.max(shared)),
         (Next::NotBefore(own), Some(shared)) => Next::NotBefore(own.max(shared)),
+        (Next::AfterPause { after, pause }, Some(shared)) => {
+            Next::AfterPause { after, pause: pause.max(shared) }
+        }
         (Next::Wait | Next::After(_), Some(shared)) => Next::Pause(shared),
     }
 }

@@ -121,6 +121,9 @@ fn next_within(delay: Option<Duration>, next: Next) -> Next {
         (Some(delay), Next::After(next)) => Next::After(next.min(delay)),
         (Some(delay), Next::Wait | Next::Pause(_)) => Next::After(delay),
         (Some(_), Next::NotBefore(next)) => Next::NotBefore(next),
+        (Some(delay), Next::AfterPause { after, pause }) => {
+            Next::AfterPause { after: after.min(delay), pause }
+        }
     }
 }
 

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
-use coracle_kinds::quota::{ClaimOwner, Quota, Usage, grace_end, paid_by_pod, pod_of_claim, without_paid};
+use coracle_kinds::quota::{
+    ClaimOwner, Quota, Usage, grace_end, paid_by_pod, pod_of_claim, reads_object, without_paid,
+};
 use jiff::Timestamp;
 use kube::discovery::ApiResource;
 use serde_json::{Value, json};
@@ -22,6 +24,18 @@ pub(super) enum Counted {
     BuiltIn(&'static Arc<Resource>),
     /// The number of objects is the usage. The text is the name of the resource.
     Number(String),
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// Whether all objects of the kind have the same usage. Then a count needs only their metadata.
+    pub(super) fn is_number(&self) -> bool {
+        match self {
+            Self::BuiltIn(kind) => !reads_object(kind),
+            Self::Number(_) => true,
+        }
+    }
 }
 
 /// The kinds in the order of the count. Pods are first, because the usage of claims depends on the counted pods.
@@ -131,6 +145,8 @@ pub(super) fn keep_unknown(status: &mut Value, former: &Value, found: &Discovere
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use kube::core::GroupVersionKind;
 
     use super::*;
@@ -271,6 +287,23 @@ mod tests {
             );
         }
         assert!(!limits_number(&quota(Value::Null), &kind("", "Secret", "secrets").resource));
+    }
+
+    #[test]
+    fn kinds_whose_objects_have_different_usages_are_read_completely() {
+        let names = ["pods", "services", "persistentvolumeclaims", "secrets", "count/things.example.com"];
+        let hard: BTreeMap<&str, &str> = names.into_iter().map(|name| (name, "1")).collect();
+        let object = quota(json!({"hard": hard}));
+        for (group, name, plural, expect) in [
+            ("", "Pod", "pods", false),
+            ("", "Service", "services", false),
+            ("", "PersistentVolumeClaim", "persistentvolumeclaims", false),
+            ("", "Secret", "secrets", true),
+            ("example.com", "Thing", "things", true),
+        ] {
+            let counted = counted(&object, &limits(&object), &kind(group, name, plural)).unwrap();
+            assert_eq!(counted.is_number(), expect, "{plural}");
+        }
     }
 
     #[test]

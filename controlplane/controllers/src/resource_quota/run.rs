@@ -8,6 +8,7 @@ use kube::Api;
 use kube::api::ListParams;
 use kube::core::DynamicObject;
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::plan;
 use crate::api_kind::ApiKind;
@@ -22,6 +23,9 @@ use crate::write::{Part, status_patch};
 const RESYNC: Duration = Duration::from_secs(300);
 /// Delay of the count after a deletion, so that one count covers many deletions.
 const DELAY: Duration = Duration::from_secs(1);
+/// A quota is counted again after this many times the duration of the last count. So clients that delete objects all
+/// the time keep the worker busy for at most a fifth of its time for each quota.
+const PAUSE_FACTOR: u32 = 4;
 /// Conditions of a pod while its resources change.
 const RESIZES: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 /// Maximum number of objects in a page of a list.
@@ -150,31 +154,42 @@ fn queue_all(quotas: &Cache<ResourceQuota>, namespace: &str, queue: &Queue<Key>)
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let cache = &context.caches.resource_quotas;
     let Some(object) = cache.get(&key) else { return Ok(Next::Wait) };
-    let quota = plan::limits(&object);
+    let (quota, begun) = (plan::limits(&object), Instant::now());
     let mut count = plan::Count::at(Timestamp::now());
     let found = context.kinds().await?;
     for kind in plan::in_order(&found.kinds) {
         let Some(counted) = plan::counted(&object, &quota, kind) else { continue };
         let add = |object: &Value| count.add(&quota, &counted, object);
-        for_each(context, kind, &key.namespace, add).await?;
+        for_each(context, kind, &key.namespace, counted.is_number(), add).await?;
     }
+    let pause = pause_after(begun.elapsed());
     let mut status = quota.status(&count.used);
     plan::keep_unknown(&mut status, &object.status, &found);
     if let Some(mut patch) = status_patch(&*object, &object.status, &status) {
         // The API server may have added the usage of new objects since the start of the count. The write then fails,
         // and the count is repeated.
         patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
-        context.writer(cache).merge(&key, Part::Status, patch).await?;
+        match context.writer(cache).merge(&key, Part::Status, patch).await {
+            // The back-off of errors begins with milliseconds, and a deletion would end it.
+            Err(error) if error.is_conflict() => return Ok(Next::NotBefore(pause.max(DELAY / 10))),
+            written => drop(written?),
+        }
     }
     let next = count.next_change.map(|end| until(end, Timestamp::now()).unwrap_or_default().max(DELAY));
-    Ok(Next::After(next.unwrap_or(RESYNC).min(RESYNC)))
+    Ok(Next::AfterPause { after: next.unwrap_or(RESYNC).min(RESYNC), pause })
 }
 
-/// Reads all objects of a kind in a namespace, in pages.
+/// The minimum time until the next count of a quota, after a count of this duration.
+fn pause_after(count: Duration) -> Duration {
+    count.saturating_mul(PAUSE_FACTOR).min(RESYNC)
+}
+
+/// Reads all objects of a kind in a namespace, in pages; only their metadata if `is_number` is true.
 async fn for_each(
     context: &Context,
     kind: &ApiKind,
     namespace: &str,
+    is_number: bool,
     mut count: impl FnMut(&Value),
 ) -> Result<(), Error> {
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &kind.resource);
@@ -184,9 +199,16 @@ async fn for_each(
             let object = format!("{} {}", kind.resource.kind, Key::new(namespace, "*"));
             Error::Request { verb: "list", object, source }
         };
-        let listed = api.list(&page).await.map_err(failed)?;
-        listed.items.iter().for_each(|object| count(&json!(object)));
-        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+        let token = if is_number {
+            let listed = kind.page(&context.client, namespace, &page).await?;
+            listed.items.iter().for_each(|object| count(&json!(object)));
+            listed.metadata.continue_
+        } else {
+            let listed = api.list(&page).await.map_err(failed)?;
+            listed.items.iter().for_each(|object| count(&json!(object)));
+            listed.metadata.continue_
+        };
+        match token.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
             None => return Ok(()),
         }
@@ -279,6 +301,37 @@ mod tests {
         api.context.deletions.notify(&secrets, "n");
         tokio::select! { () = work.as_mut() => {}, () = pass() => {} }
         assert_eq!(*keys.lock().unwrap(), ["n/a"]);
+    }
+
+    #[tokio::test]
+    async fn the_objects_of_all_pages_are_counted_by_their_metadata() {
+        let resource = json!({"resource": "secrets", "scope": "Namespaced", "responseKind": {"kind": "Secret"},
+            "verbs": ["list"]});
+        let versions = json!([{"version": "v1", "freshness": "Current", "resources": [resource]}]);
+        let page = |names: &[&str], token: &str| {
+            let items: Vec<Value> = names.iter().map(|name| json!({"metadata": {"name": name}})).collect();
+            json!({"metadata": {"resourceVersion": "8", "continue": token}, "items": items})
+        };
+        let (path, list) = ("/api/v1/namespaces/n/resourcequotas/q", "/api/v1/namespaces/n/secrets");
+        let quota = json!({"metadata": {"name": "q", "namespace": "n", "uid": "q", "resourceVersion": "1"},
+            "spec": {"hard": {"secrets": "9"}}});
+        let api = crate::test_api::TestApi::new(&[
+            ("/apis", json!({"items": []})),
+            ("/api", json!({"items": [{"metadata": {"name": ""}, "versions": versions}]})),
+            (list, page(&["a", "b"], "t")),
+            (&format!("{list}?continue=t"), page(&["c"], "")),
+            (path, quota.clone()),
+        ]);
+        api.context.caches.resource_quotas.written(serde_json::from_value(quota).unwrap());
+        let next = reconcile(&api.context, Key::new("n", "q")).await.unwrap();
+        assert!(matches!(next, Next::AfterPause { after, .. } if after == RESYNC));
+        assert_eq!(api.writes()[0].body["status"]["used"], json!({"secrets": "3"}));
+    }
+
+    #[test]
+    fn a_quota_is_counted_for_at_most_a_fifth_of_the_time() {
+        assert_eq!(pause_after(DELAY / 10), DELAY * 4 / 10);
+        assert_eq!(pause_after(RESYNC), RESYNC);
     }
 
     #[test]
