@@ -11,6 +11,7 @@ mod metrics;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_integration::{Cluster, Kubectl, Machine, eventually, on_a_machine};
@@ -146,8 +147,9 @@ fn five_thousand_watches_work_with_the_usual_limits() {
         let count = if is_usual { WATCHES } else { FEW_CONNECTIONS };
         let before = plane.memory();
         let mut connections = Vec::new();
+        let (address, config) = (plane.address(), plane.address().client_config(&[b"h2"]));
         for _ in 0..count {
-            let mut connection = Http2::connect_as(&plane.address(), "Bearer eve-token");
+            let mut connection = Http2::connect_with(&address, Arc::clone(&config), "Bearer eve-token");
             (0..WATCHES / count).for_each(|_| connection.get(&format!("{path}?watch=1")));
             assert_eq!(connection.answers(WATCHES / count), WATCHES / count);
             connections.push(connection);

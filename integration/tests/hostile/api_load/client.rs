@@ -161,7 +161,7 @@ impl Address {
     }
 
     pub(super) fn try_connect(&self, protocols: &[&[u8]]) -> std::io::Result<Tls> {
-        self.try_tls(self.try_tcp(self.socket.port())?, protocols)
+        self.try_tls(self.try_tcp(self.socket.port())?, self.client_config(protocols))
     }
 
     /// A connection that sends nothing, to any port of the machine.
@@ -172,8 +172,9 @@ impl Address {
         Ok(socket.into())
     }
 
-    fn try_tls(&self, stream: TcpStream, protocols: &[&[u8]]) -> std::io::Result<Tls> {
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    /// The configuration of a client. Connections with the same configuration resume the TLS session of former ones, which
+    /// takes less processor time.
+    pub(super) fn client_config(&self, protocols: &[&[u8]]) -> Arc<ClientConfig> {
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_file_iter(&self.authority).unwrap() {
             roots.add(certificate.unwrap()).unwrap();
@@ -182,7 +183,12 @@ impl Address {
         let config = config.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
         let mut config = config.with_no_client_auth();
         config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
-        let client = ClientConnection::new(Arc::new(config), "localhost".try_into().unwrap()).unwrap();
+        Arc::new(config)
+    }
+
+    fn try_tls(&self, stream: TcpStream, config: Arc<ClientConfig>) -> std::io::Result<Tls> {
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let client = ClientConnection::new(config, "localhost".try_into().unwrap()).unwrap();
         let mut tls = StreamOwned::new(client, stream);
         while tls.conn.is_handshaking() {
             tls.conn.complete_io(&mut tls.sock)?;
@@ -285,7 +291,17 @@ impl Http2 {
     }
 
     pub(super) fn connect_as(address: &Address, credentials: &'static str) -> Self {
-        let mut tls = address.connect(&[b"h2"]);
+        Self::connect_with(address, address.client_config(&[b"h2"]), credentials)
+    }
+
+    /// A connection with a configuration that others can have, too. Its protocol is HTTP/2.
+    pub(super) fn connect_with(
+        address: &Address,
+        config: Arc<ClientConfig>,
+        credentials: &'static str,
+    ) -> Self {
+        let stream = address.try_tcp(address.socket.port()).unwrap();
+        let mut tls = address.try_tls(stream, config).unwrap();
         tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
         let mut connection = Self { tls, next: 1, credentials };
         connection.frame(4, 0, 0, &[]);
