@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clientscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
@@ -124,6 +125,9 @@ func decide(one *clusterCase) ([]decision, error) {
 	if !ok {
 		return nil, fmt.Errorf("the snapshot of the scheduler has another type")
 	}
+	if err := nominate(ctx, sched, frame, one.Pending); err != nil {
+		return nil, err
+	}
 	placed := append([]*v1.Pod(nil), one.Pods...)
 	var decisions []decision
 	for index, pod := range one.Pending {
@@ -150,6 +154,33 @@ func decide(one *clusterCase) ([]decision, error) {
 		decisions = append(decisions, made)
 	}
 	return decisions, nil
+}
+
+// nominate adds the nominations of the pods that enter the scheduling queue. The queue adds a nomination only if the pod
+// enters it when the queue first sees the pod. Pods with claims enter it only if the scheduler has already read these
+// claims, so without this function the nominations of such pods would depend on the order of the informers' events.
+func nominate(ctx context.Context, sched *scheduler.Scheduler, frame framework.Framework, pending []*v1.Pod) error {
+	for _, pod := range pending {
+		if pod.Status.NominatedNodeName == "" || isGated(ctx, frame, pod) {
+			continue
+		}
+		info, err := framework.NewPodInfo(pod)
+		if err != nil {
+			return err
+		}
+		sched.SchedulingQueue.AddNominatedPod(klog.FromContext(ctx), info, nil)
+	}
+	return nil
+}
+
+// isGated is whether the pod does not enter the scheduling queue.
+func isGated(ctx context.Context, frame framework.Framework, pod *v1.Pod) bool {
+	for _, plugin := range frame.PreEnqueuePlugins() {
+		if !plugin.PreEnqueue(ctx, pod).IsSuccess() {
+			return true
+		}
+	}
+	return false
 }
 
 // schedulerOptions are the options for a configuration. Without a configuration, the scheduler has its default profile.
@@ -191,11 +222,9 @@ func clusterObjects(one *clusterCase) ([]runtime.Object, error) {
 // schedule decides on one pod, as the method schedulePod of the scheduler does, but on all nodes.
 func schedule(ctx context.Context, frame framework.Framework, preemption *defaultpreemption.DefaultPreemption, snapshot *cache.Snapshot, state fwk.CycleState, pod *v1.Pod) decision {
 	made := decision{Pod: pod.Name}
-	for _, plugin := range frame.PreEnqueuePlugins() {
-		if !plugin.PreEnqueue(ctx, pod).IsSuccess() {
-			made.Message = gated
-			return made
-		}
+	if isGated(ctx, frame, pod) {
+		made.Message = gated
+		return made
 	}
 	nodes, _ := snapshot.NodeInfos().List()
 	if len(nodes) == 0 {
@@ -226,16 +255,25 @@ func schedule(ctx context.Context, frame framework.Framework, preemption *defaul
 			}
 			diagnosis.NodeToStatus.Set(nominated.Node().Name, status)
 		}
+		failed := ""
 		for _, node := range nodes {
 			if !result.AllNodes() && !result.NodeNames.Has(node.Node().Name) {
 				continue
 			}
 			status := frame.RunFilterPluginsWithNominatedPods(ctx, state, pod, node)
-			if status.IsSuccess() {
+			switch {
+			case status.IsSuccess():
 				fitting = append(fitting, node)
-			} else {
+			case status.Code() == fwk.Error && (failed == "" || node.Node().Name < failed):
+				failed, made.Message = node.Node().Name, status.Message()
+			default:
 				diagnosis.NodeToStatus.Set(node.Node().Name, status)
 			}
+		}
+		// As in the method findNodesThatPassFilters of the scheduler, an error ends the attempt. The scheduler reports the
+		// first error, here the error of the first node by name.
+		if failed != "" {
+			return made
 		}
 	}
 	if len(fitting) == 0 {

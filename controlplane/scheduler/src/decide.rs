@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use self::evaluations::Computed;
 use self::search::{RefusedNodes, Search, refuse_unnamed, wanted_nodes};
 use crate::config::Profile;
-use crate::devices::{self, PodDevices};
+use crate::devices::{self, DEVICES, PodDevices};
 use crate::extender::result::ExtenderResult;
 use crate::filter::{self, declared_features, node_affinity};
 use crate::hint::Changes;
@@ -231,7 +231,7 @@ fn pre_filter<'p>(
     }
     let prepared = prepare(pod, profile, snapshot).map_err(|why| {
         let is_volume = claims(pod, profile, snapshot).is_err();
-        prefilter(&why, if is_volume { "VolumeBinding" } else { "DynamicResources" })
+        prefilter(&why, if is_volume { "VolumeBinding" } else { DEVICES })
     })?;
     Ok(PreFiltered { named, prepared })
 }
@@ -332,12 +332,13 @@ fn refuse_by_others(
     let claims = &prepared.claims;
     let refused = claims
         .refuse(profile, node.properties, snapshot.volume_usage(node))
-        .or_else(|| prepared.topology.refuse(profile, node))
-        .or_else(|| {
-            let needed = prepared.needs.restarts_all && profile.filters_by("NodeDeclaredFeatures");
-            declared_features::refuse(needed, node.properties)
-        });
-    if refused.is_some() { Ok(refused) } else { snapshot.devices.refuse(&prepared.devices, node.properties) }
+        .or_else(|| prepared.topology.refuse(profile, node));
+    if refused.is_some() {
+        return Ok(refused);
+    }
+    let refused = snapshot.devices.refuse(&prepared.devices, node.properties)?;
+    let needed = prepared.needs.restarts_all && profile.filters_by("NodeDeclaredFeatures");
+    Ok(refused.or_else(|| declared_features::refuse(needed, node.properties)))
 }
 
 /// The result for a pod whose device claims cannot be evaluated. Source: `Filter` of upstream's plugin, which then
@@ -409,7 +410,10 @@ fn refuse_beside_nominated(
             prepared.claims.skip_users();
         }
         let candidate = snapshot.candidate(node)?;
-        refuse(pod, profile, &prepared, candidate, snapshot)
+        filter::refuse(pod, &prepared.needs, profile, candidate).or_else(|| {
+            // An error does not depend on the nominated pods. The search of all nodes reports it.
+            refuse_by_others(profile, &prepared, candidate, snapshot).unwrap_or_default()
+        })
     });
     for uid in added {
         snapshot.remove(&uid);

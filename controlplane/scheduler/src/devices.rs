@@ -48,6 +48,10 @@ use crate::refusal::Refused;
 
 /// Maximum number of pods that use a claim, as in the API.
 const MAX_USERS: usize = 256;
+/// Upstream's name of the plugin.
+pub(crate) const DEVICES: &str = "DynamicResources";
+/// The outcome of the plugin for a pod without claims.
+pub(crate) const NOTHING_TO_DEALLOCATE: &str = "no new claims to deallocate";
 /// The refusal of a node that cannot use the devices of an allocated claim.
 const NOT_AVAILABLE: &str = "resourceclaim not available on the node";
 
@@ -281,7 +285,7 @@ impl Devices {
     /// The text that upstream's plugin adds to the message about a refused pod if no claim's devices are released.
     pub(crate) fn outcome(&self, pod: &Pod) -> &'static str {
         let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().provides_extended(pod);
-        if has_claims { "still not schedulable" } else { "no new claims to deallocate" }
+        if has_claims { "still not schedulable" } else { NOTHING_TO_DEALLOCATE }
     }
 
     /// Releases the devices that were reserved for a pod whose binding failed.
@@ -485,7 +489,7 @@ impl PodDevices {
 /// The refusal of a node that does not have the devices of a pod.
 pub(crate) fn refused(reason: &str) -> Refused {
     let helped_by = Changes::NODE | Changes::DEVICES;
-    Refused { plugin: "DynamicResources", reasons: vec![reason.to_owned()], resolvable: false, helped_by }
+    Refused { plugin: DEVICES, reasons: vec![reason.to_owned()], resolvable: false, helped_by }
 }
 
 fn selector_of(allocation: &Value) -> Option<NodeSelector> {

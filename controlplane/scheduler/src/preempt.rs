@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use crate::config::Profile;
 use crate::decide::{self, FoundBy, Prepared, Unschedulable, fit_error_message};
+use crate::devices::{DEVICES, NOTHING_TO_DEALLOCATE};
 use crate::object::Pod;
 use crate::placed::Placed;
 use crate::snapshot::Snapshot;
@@ -55,15 +56,21 @@ pub(crate) struct Preemption {
 }
 
 /// The message of a pod that cannot be scheduled, with the outcome of the preemption. `devices` is the text that
-/// upstream's plugin DynamicResources adds to every such message. If a pre-filter refused the pod, that plugin has no
+/// upstream's plugin DynamicResources adds to every such message. If its own pre-filter refused the pod, the plugin has
+/// an empty state of the pod, as for a pod without claims. If an earlier pre-filter refused the pod, the plugin has no
 /// state of the pod and reports "not found".
 pub(crate) fn with_outcome(refused: &Unschedulable, devices: &str, preemption: &str) -> String {
     let message = &refused.message;
-    match (refused.found_by, preemption) {
-        (FoundBy::Error, _) => message.clone(),
-        (FoundBy::PreFilter, _) => format!("{message} not found"),
-        (FoundBy::Filters, "") => format!("{message} {devices}"),
-        (FoundBy::Filters, preemption) => format!("{message} {devices}, {preemption}"),
+    let devices = match refused.found_by {
+        FoundBy::Error => return message.clone(),
+        FoundBy::PreFilter if !refused.plugins.contains(DEVICES) => return format!("{message} not found"),
+        FoundBy::PreFilter => NOTHING_TO_DEALLOCATE,
+        FoundBy::Filters => devices,
+    };
+    if preemption.is_empty() {
+        format!("{message} {devices}")
+    } else {
+        format!("{message} {devices}, {preemption}")
     }
 }
 

@@ -74,7 +74,8 @@ pub fn decide_case(case: &str) -> Result<String, serde_json::Error> {
         add(&mut snapshot, object)?;
     }
     for pod in &case.pending {
-        if let Some(node) = &pod.status.nominated_node_name {
+        let node = pod.status.nominated_node_name.as_deref();
+        if let Some(node) = node.filter(|_| !is_gated(pod, &snapshot)) {
             snapshot.nominate(pod, node);
         }
     }
@@ -131,9 +132,13 @@ fn started(mut pod: Pod, index: usize) -> Pod {
     pod
 }
 
+fn is_gated(pod: &Pod, snapshot: &Snapshot) -> bool {
+    !(pod.needs_node() && snapshot.devices.has_claims_of(pod))
+}
+
 fn decide(snapshot: &mut Snapshot, profile: &Profile, pod: &Pod) -> Decision {
     let mut decision = Decision { pod: pod.name().to_owned(), ..Decision::default() };
-    if !(pod.needs_node() && snapshot.devices.has_claims_of(pod)) {
+    if is_gated(pod, snapshot) {
         GATED.clone_into(&mut decision.message);
         return decision;
     }
@@ -225,6 +230,25 @@ mod tests {
         let messages: Vec<&str> = decisions.iter().map(|one| one["message"].as_str().unwrap()).collect();
         assert_eq!(messages[..2], ["gated", "gated"]);
         assert!(messages[2].contains("scheduler-enforced node affinity"), "{}", messages[2]);
+    }
+
+    /// Source: `moveToActiveQ` of upstream, which adds the nomination of a pod that enters the queue.
+    #[test]
+    fn a_gated_pod_is_not_nominated() {
+        let node = json!({"metadata": {"name": "a"}, "status": {"allocatable": {"cpu": "1", "pods": "10"}}});
+        let containers = json!([{"resources": {"requests": {"cpu": "1"}}}]);
+        let message = |gates: Value| {
+            let first = json!({"metadata": {"name": "first", "namespace": "d", "uid": "first"},
+                "spec": {"containers": containers, "schedulingGates": gates, "nodeSelector": {"absent": "x"}},
+                "status": {"nominatedNodeName": "a"}});
+            let other = json!({"metadata": {"name": "other", "namespace": "d", "uid": "other"},
+                "spec": {"containers": containers}});
+            let case = json!({"nodes": [node], "pods": [], "pending": [first, other]});
+            let decisions: Value = serde_json::from_str(&decide_case(&case.to_string()).unwrap()).unwrap();
+            decisions[1]["message"].as_str().unwrap_or_default().to_owned()
+        };
+        assert_eq!(message(json!([{"name": "g"}])), "");
+        assert!(message(json!([])).contains("1 Insufficient cpu"), "the nominated pod has the node");
     }
 
     /// Prints the rate of decisions; run it with `--ignored --nocapture`. Requests to the API server are not included.

@@ -24,8 +24,8 @@ const OF_OTHERS: &[&str] = &[
     "VolumeZone",
     "PodTopologySpread",
     "InterPodAffinity",
-    "NodeDeclaredFeatures",
     "DynamicResources",
+    "NodeDeclaredFeatures",
 ];
 /// The filters without a pre-filter.
 const WITHOUT_PRE_FILTER: &[&str] = &["NodeUnschedulable", "NodeName", "TaintToleration"];
@@ -163,9 +163,10 @@ mod tests {
 
     #[test]
     fn the_filters_have_the_order_of_the_configuration() {
-        let all: Vec<&str> = OF_NODE.iter().chain(OF_OTHERS).copied().collect();
-        // The last filter cannot be disabled.
-        assert_eq!(all.split_last(), Some((&"DynamicResources", FILTERS.as_slice())));
+        let mut all: Vec<&str> = OF_NODE.iter().chain(OF_OTHERS).copied().collect();
+        // The filter of devices cannot be disabled. As upstream, it comes before the filter of declared features.
+        assert_eq!(all.remove(FILTERS.len() - 1), "DynamicResources");
+        assert_eq!(all, FILTERS);
     }
 
     #[test]

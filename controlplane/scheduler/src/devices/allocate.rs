@@ -222,7 +222,8 @@ impl<'a> Allocator<'a> {
         Ok(false)
     }
 
-    /// Chooses `count` of the selected devices, starting at the index `from`.
+    /// Chooses `count` of the selected devices, starting at the index `from`. A request for all devices has only one
+    /// choice. As upstream, it is a fault of the claim if its constraints contradict this choice.
     fn fill(
         &mut self,
         step: &Step<'_, 'a>,
@@ -248,19 +249,30 @@ impl<'a> Allocator<'a> {
             if chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
                 continue;
             }
-            let Some(next) = self.usable(step, selected, chosen) else { continue };
+            let Some(next) = self.usable(step, selected, chosen) else {
+                if step.exact.needs_all() {
+                    return Ok(false);
+                }
+                continue;
+            };
             let (candidate, consumes_counters) = (next.candidate, next.consumes_counters);
             chosen.push(next);
             if consumes_counters {
                 self.counters.take(candidate.slice, candidate.device);
             }
             let fits = constraints.iter().all(|constraint| meets_constraint(constraint, claim, chosen));
+            if !fits && step.exact.needs_all() {
+                return Err(Failure::Claim(step.contradiction(candidate)));
+            }
             if fits && self.fill(step, place + 1, count - 1, chosen)? {
                 return Ok(true);
             }
             chosen.pop();
             if consumes_counters {
                 self.counters.release(candidate.slice, candidate.device);
+            }
+            if step.exact.needs_all() {
+                return Ok(false);
             }
         }
         match &step.selected.fault {
@@ -288,7 +300,8 @@ impl<'a> Allocator<'a> {
         // A driver may set `allowMultipleAllocations` to false while claims still share the device.
         let is_used = !is_admin && (self.in_use.has(&id, node) || (has_shares && !is_shared));
         let shares: Vec<&[Consumption<'a>]> = same.iter().map(|one| &*one.consumed).collect();
-        if is_chosen || is_used || !capacity::suffices(&selected.consumed, &shares) {
+        let is_tainted = exact.needs_all() && !tolerates(exact, candidate.device);
+        if is_chosen || is_used || is_tainted || !capacity::suffices(&selected.consumed, &shares) {
             return None;
         }
         let is_counted = is_shared && (has_shares || same.iter().any(|one| one.consumes_counters));
@@ -301,25 +314,26 @@ impl<'a> Allocator<'a> {
     }
 
     /// The devices that a request can use: class and request select them, the request tolerates their taints, and their
-    /// capacity suffices. After the first faulty selector, no further device is evaluated.
+    /// capacity suffices. As upstream, a request for all devices also needs the devices with other taints, so it cannot
+    /// be met. After the first faulty selector, no further device is evaluated.
     fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Selection<'a>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
         }
         let (name, classes) = (&exact.device_class_name, self.classes);
         let class = classes.get(name).ok_or_else(|| format!("device class {name} does not exist"))?;
-        let needs_all = exact.allocation_mode.as_deref() == Some("All") || exact.admin_access == Some(true);
+        let needs_all = exact.needs_all() || exact.admin_access == Some(true);
         let (mut devices, mut fault) = (Vec::new(), None);
         for candidate in self.candidates.clone() {
             match self.is_selected(candidate, class, exact, claim) {
-                Ok(true) => {
+                Ok(true) if exact.needs_all() || tolerates(exact, candidate.device) => {
                     let node = node_of(candidate.slice);
                     let allocated = |name: &str| self.in_use.consumed(&candidate.id(), node, name);
                     if let Some(consumed) = capacity::consumed(candidate.device, exact, allocated) {
                         devices.push(Selected { candidate, consumed: consumed.into() });
                     }
                 }
-                Ok(false) => {}
+                Ok(_) => {}
                 // The search skips a device in use, so a selector error at this device does not count.
                 Err(_) if !needs_all && self.in_use.has(&candidate.id(), node_of(candidate.slice)) => {}
                 Err(why) => {
@@ -333,7 +347,7 @@ impl<'a> Allocator<'a> {
         Ok(selection)
     }
 
-    /// Whether the class and the request select a device, and the request tolerates its taints.
+    /// Whether the class and the request select a device.
     fn is_selected(
         &self,
         candidate: Candidate<'a>,
@@ -367,8 +381,7 @@ impl<'a> Allocator<'a> {
                 return Ok(false);
             }
         }
-        let mut taints = candidate.device.taints.iter().filter(|taint| forbids_scheduling(taint));
-        Ok(taints.all(|taint| is_tolerated(taint, &exact.tolerations)))
+        Ok(true)
     }
 }
 
@@ -380,6 +393,27 @@ struct Step<'s, 'a> {
     name: &'s str,
     exact: &'a Exact,
     selected: &'s Selection<'a>,
+}
+
+// === impl Step ===
+
+impl Step<'_, '_> {
+    /// The fault of a claim whose constraints exclude a device that the claim needs.
+    fn contradiction(&self, candidate: Candidate<'_>) -> String {
+        let claim = self.claims[self.first.claim].key();
+        let request = self.name.rsplit_once('/').map_or(self.name, |(_, alternative)| alternative);
+        let DeviceId { driver, pool, name } = candidate.id();
+        format!(
+            "claim {claim}, request {request}: cannot add device {driver}/{pool}/{name} because a claim constraint \
+             would not be satisfied"
+        )
+    }
+}
+
+/// Whether a request tolerates the taints of a device.
+fn tolerates(request: &Exact, device: &Device) -> bool {
+    let mut taints = device.taints.iter().filter(|taint| forbids_scheduling(taint));
+    taints.all(|taint| is_tolerated(taint, &request.tolerations))
 }
 
 /// Whether a name in a claim refers to this request. The name is the name of the request itself or, for an alternative,

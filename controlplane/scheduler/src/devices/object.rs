@@ -225,6 +225,13 @@ impl Request {
     }
 }
 
+impl Exact {
+    /// Whether the request needs all devices that it selects.
+    pub(super) fn needs_all(&self) -> bool {
+        self.allocation_mode.as_deref() == Some("All")
+    }
+}
+
 impl Counter {
     /// The amount in thousandths. 0 for a text that is not a quantity. The API server does not store such a text.
     pub(super) fn thousandths(&self) -> i128 {

@@ -178,6 +178,88 @@ fn alternatives_constraints_and_modes_are_kept() {
     assert_eq!(reason(&same("model"), &pod("p", "c"), "a"), "");
 }
 
+/// Source: `allocateDevice` of upstream's allocator, with its argument `must`.
+#[test]
+fn a_request_for_all_devices_takes_each_device_or_none() {
+    let devices = devices();
+    let put_all = |name: &str, requests: Value, constraints: Value| {
+        let mut claim = claim(name, requests);
+        claim.spec.devices.constraints = serde_json::from_value(constraints).unwrap();
+        put(&devices, claim);
+    };
+    let all = || exactly(json!({"allocationMode": "All"}));
+    let same = |attribute: &str| json!([{"matchAttribute": format!("gpu.example.com/{attribute}")}]);
+    put_all("same-model", all(), same("model"));
+    assert_eq!(reason(&devices, &pod("p", "same-model"), "a"), "");
+    let device = "gpu.example.com/a/large";
+    let fault =
+        format!("request r: cannot add device {device} because a claim constraint would not be satisfied");
+    put_all("same-bus", all(), same("bus"));
+    assert_eq!(reason(&devices, &pod("p", "same-bus"), "a"), format!("claim d/same-bus, {fault}"));
+    let alternative = json!({"name": "r", "deviceClassName": "gpu", "allocationMode": "All"});
+    put_all("alternative", json!([{"name": "q", "firstAvailable": [alternative]}]), same("bus"));
+    assert_eq!(reason(&devices, &pod("p", "alternative"), "a"), format!("claim d/alternative, {fault}"));
+
+    put(&devices, claim("one", exactly(json!({}))));
+    assert_eq!(chosen(&devices, &pod("p", "one"), "a"), ["small"]);
+    let none = "cannot allocate all claims";
+    assert_eq!(reason(&devices, &pod("q", "same-bus"), "a"), none, "a device in use is no fault");
+    let taints = json!([{"key": "k", "effect": "NoSchedule"}]);
+    let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1},
+        "devices": [{"name": "tainted", "taints": taints}, {"name": "plain"}]}});
+    devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    put(&devices, claim("all", all()));
+    put(&devices, claim("other", exactly(json!({}))));
+    let tolerations = json!([{"operator": "Exists"}]);
+    put(&devices, claim("tolerant", exactly(json!({"allocationMode": "All", "tolerations": tolerations}))));
+    assert_eq!(reason(&devices, &pod("p", "all"), "c"), none);
+    assert_eq!(reason(&devices, &pod("p", "tolerant"), "c"), "");
+    assert_eq!(chosen(&devices, &pod("p", "other"), "c"), ["plain"]);
+}
+
+#[test]
+fn the_filter_of_devices_comes_before_the_filter_of_declared_features() {
+    let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    put(&snapshot.devices, claim("c", exactly(json!({}))));
+    let rules = json!([{"action": "RestartAllContainers", "exitCodes": {"operator": "In", "values": [1]}}]);
+    let spec = json!({"containers": [{"restartPolicyRules": rules}],
+        "resourceClaims": [{"name": "c", "resourceClaimName": "c"}]});
+    let refused = decide(&fixture::pod("p", spec), &Profile::default(), &mut snapshot).unwrap_err();
+    let counts = "1 cannot allocate all claims, 1 node(s) didn't match Pod's required features";
+    assert_eq!(refused.message, format!("0/2 nodes are available: {counts}."));
+}
+
+#[test]
+fn a_pod_that_the_pre_filter_of_devices_refuses_has_no_claims_to_release() {
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.devices = devices();
+    put(&snapshot.devices, claim("c", json!([{"name": "r", "exactly": {"deviceClassName": "fpga"}}])));
+    let refused = decide(&pod("p", "c"), &Profile::default(), &mut snapshot).unwrap_err();
+    let message = "0/1 nodes are available: request r: device class fpga does not exist.";
+    assert_eq!(with_outcome(&refused, "devices", ""), format!("{message} no new claims to deallocate"));
+    let preempted = with_outcome(&refused, "devices", "preemption: none");
+    assert_eq!(preempted, format!("{message} no new claims to deallocate, preemption: none"));
+    let volume = json!({"name": "v", "persistentVolumeClaim": {"claimName": "absent"}});
+    let spec = json!({"volumes": [volume], "resourceClaims": [{"name": "c", "resourceClaimName": "c"}]});
+    let refused = decide(&fixture::pod("p", spec), &Profile::default(), &mut snapshot).unwrap_err();
+    let message = "0/1 nodes are available: persistentvolumeclaim \"absent\" not found.";
+    assert_eq!(with_outcome(&refused, "devices", "preemption: none"), format!("{message} not found"));
+}
+
+/// A fault does not depend on pods that are nominated for the node.
+#[test]
+fn a_fault_of_a_claim_on_a_node_with_nominated_pods_also_ends_the_search() {
+    let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
+    snapshot.devices = devices();
+    let absent = json!([{"cel": {"expression": "device.attributes['gpu.example.com'].absent == 1"}}]);
+    put(&snapshot.devices, claim("c", exactly(json!({"selectors": absent}))));
+    snapshot.nominate(&fixture::pod("nominated", json!({})), "a");
+    let failed = decide(&pod("p", "c"), &Profile::default(), &mut snapshot).unwrap_err();
+    assert_eq!(failed.found_by, FoundBy::Error, "{}", failed.message);
+}
+
 #[test]
 fn claims_that_cannot_be_used_are_named() {
     let devices = devices();
