@@ -211,7 +211,10 @@ impl<'a> Allocator<'a> {
                     return Err(Failure::Claim(format!("request {name}: unsupported count mode {other}")));
                 }
             };
-            if count == 0 || (count > selected.devices.len() && selected.fault.is_none()) {
+            let own = chosen.iter().filter(|one| one.claim == first.claim).count();
+            let is_too_large = own.saturating_add(count) > MAX_DEVICES;
+            let is_missing = count > selected.devices.len() && selected.fault.is_none();
+            if count == 0 || is_too_large || is_missing {
                 continue;
             }
             let step = Step { claims, first, rest, name, exact, selected: &selected };
@@ -245,9 +248,6 @@ impl<'a> Allocator<'a> {
             self.work.add_step(chosen.len(), constraints.len());
             if self.work.is_too_much() {
                 return Err(Failure::Claim(TOO_MUCH_WORK.to_owned()));
-            }
-            if chosen.iter().filter(|one| one.claim == claim).count() >= MAX_DEVICES {
-                continue;
             }
             let Some(next) = self.usable(step, selected, chosen) else {
                 if step.exact.needs_all() {

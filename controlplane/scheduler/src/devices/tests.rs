@@ -218,6 +218,24 @@ fn a_request_for_all_devices_takes_each_device_or_none() {
     assert_eq!(chosen(&devices, &pod("p", "other"), "c"), ["plain"]);
 }
 
+/// Source: `errAllocationResultMaxSizeExceeded` of upstream's allocator. The limit comes before the constraints.
+#[test]
+fn an_alternative_with_too_many_devices_is_no_fault() {
+    let devices = devices();
+    let device = |at: i32| json!({"name": format!("d{at}"), "attributes": {"bus": {"int": at}}});
+    let many: Vec<Value> = (0..33).map(device).collect();
+    let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1}, "devices": many}});
+    devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    let alternatives = json!([{"name": "all", "deviceClassName": "gpu", "allocationMode": "All"},
+        {"name": "one", "deviceClassName": "gpu"}]);
+    let mut claim = claim("c", json!([{"name": "q", "firstAvailable": alternatives}]));
+    let constraints = json!([{"matchAttribute": "gpu.example.com/bus"}]);
+    claim.spec.devices.constraints = serde_json::from_value(constraints).unwrap();
+    put(&devices, claim);
+    assert_eq!(chosen(&devices, &pod("p", "c"), "c"), ["d0"]);
+}
+
 #[test]
 fn the_filter_of_devices_comes_before_the_filter_of_declared_features() {
     let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
