@@ -12,7 +12,7 @@ mod metrics;
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use coracle_integration::{Cluster, Kubectl, Machine, eventually, on_a_machine};
 use serde_json::json;
@@ -137,6 +137,8 @@ fn five_thousand_watches_work_with_the_usual_limits() {
     /// Number of connections if the machine does not permit systemd's hard limit. Each connection then has ten watches.
     const FEW_CONNECTIONS: usize = 500;
     const SYSTEMD_HARD_LIMIT: u64 = 524_288;
+    /// Interval in which the clients answer pings. The server waits 20 s for an answer.
+    const PING_ANSWERS: Duration = Duration::from_secs(10);
     on_a_machine(|machine| {
         let own_limit = raise_descriptors();
         let plane = Plane::start(machine, None);
@@ -146,15 +148,24 @@ fn five_thousand_watches_work_with_the_usual_limits() {
         let is_usual = plane.descriptor_limit() >= SYSTEMD_HARD_LIMIT && own_limit > 6000;
         let count = if is_usual { WATCHES } else { FEW_CONNECTIONS };
         let before = plane.memory();
-        let mut connections = Vec::new();
+        let mut connections: Vec<Http2> = Vec::new();
         let (address, config) = (plane.address(), plane.address().client_config(&[b"h2"]));
+        let mut last_pings = Instant::now();
         for _ in 0..count {
+            // On a slow machine, the server sends pings to the first clients while the last ones connect.
+            if last_pings.elapsed() > PING_ANSWERS {
+                connections.iter_mut().for_each(Http2::answer_pings);
+                last_pings = Instant::now();
+            }
             let mut connection = Http2::connect_with(&address, Arc::clone(&config), "Bearer eve-token");
             (0..WATCHES / count).for_each(|_| connection.get(&format!("{path}?watch=1")));
             assert_eq!(connection.answers(WATCHES / count), WATCHES / count);
             connections.push(connection);
         }
-        eventually("all watches to run", 20, || watches_of_leases(&plane) == WATCHES);
+        eventually("all watches to run", 20, || {
+            connections.iter_mut().for_each(Http2::answer_pings);
+            watches_of_leases(&plane) == WATCHES
+        });
         let grown = plane.memory().saturating_sub(before);
         eprintln!("{WATCHES} watches on {count} connections: {} KiB", grown >> 10);
         assert_eq!(plane.get(EVE, "/version").0, 200);

@@ -21,7 +21,11 @@ fn many_slow_bodies_do_not_delay_other_clients() {
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
                     let post = || plane.by(EVE).send("POST", path, "application/yaml", "[".repeat(LEVELS));
-                    [post(), post(), post()]
+                    // On a slow machine, the handshakes of so many clients exceed their time limit. The server closes
+                    // such a connection without a response, and the client connects again.
+                    let connected =
+                        || (0..5).map(|_| post()).find(|(code, _)| *code != 0).unwrap_or_default();
+                    [connected(), connected(), connected()]
                 })
             })
             .collect();

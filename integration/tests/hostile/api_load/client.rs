@@ -438,15 +438,31 @@ impl Http2 {
         self.tls.flush().unwrap();
         let mut answers = 0;
         while answers < wanted {
-            let mut head = [0; 9];
-            if self.tls.read_exact(&mut head).is_err() {
-                break;
-            }
-            let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
-            let mut payload = vec![0; usize::try_from(length).unwrap()];
-            self.tls.read_exact(&mut payload).unwrap();
+            let Ok((head, _)) = self.read_frame() else { break };
             answers += usize::from(head[3] == 1);
         }
         answers
+    }
+
+    /// Answers the pings that have arrived. The server disconnects a client that leaves a ping without an answer.
+    pub(super) fn answer_pings(&mut self) {
+        self.tls.sock.set_nonblocking(true).unwrap();
+        // The server sends each ping in one TLS record, so a read gets all of it or nothing.
+        while let Ok((head, payload)) = self.read_frame() {
+            if head[3..5] == [6, 0] {
+                self.frame(6, 1, 0, &payload);
+            }
+        }
+        self.tls.sock.set_nonblocking(false).unwrap();
+    }
+
+    /// Reads a frame. An error means that the connection has ended or that no frame has arrived.
+    fn read_frame(&mut self) -> std::io::Result<([u8; 9], Vec<u8>)> {
+        let mut head = [0; 9];
+        self.tls.read_exact(&mut head)?;
+        let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+        let mut payload = vec![0; usize::try_from(length).unwrap()];
+        self.tls.read_exact(&mut payload)?;
+        Ok((head, payload))
     }
 }
