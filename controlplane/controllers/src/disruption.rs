@@ -3,5 +3,6 @@
 //! The API server decreases `disruptionsAllowed` at each eviction and records the pod in `disruptedPods`. This
 //! controller recomputes both fields when a pod appears, changes or disappears.
 
+mod controller;
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -33,6 +33,14 @@ pub(crate) enum Error {
         /// The maximum time of a reconcile.
         limit: Duration,
     },
+    /// A pod's controller whose scale cannot be read.
+    #[error("cannot read the scales of {object}: {why}")]
+    Scale {
+        /// Kind and key of the object.
+        object: String,
+        /// The error of the read.
+        why: String,
+    },
     /// A namespace that still has contents. The controller waits for their deletion.
     #[error("{object} still has contents")]
     NotEmpty {
@@ -62,7 +70,7 @@ impl Error {
     /// Logs the error and its source. Only workers call this.
     pub(crate) fn log(&self, controller: &'static str, key: &impl Display, retry: Duration) {
         let cause = self.cause();
-        if self.is_conflict() || matches!(self, Self::NotEmpty { .. }) {
+        if self.is_conflict() || matches!(self, Self::NotEmpty { .. } | Self::Scale { .. }) {
             tracing::debug!(controller, %key, ?retry, error = %self, cause, "cannot reconcile an object");
         } else {
             tracing::warn!(controller, %key, ?retry, error = %self, cause, "cannot reconcile an object");

@@ -70,6 +70,7 @@ mod revision_history;
 mod root_ca;
 mod run;
 mod running_controllers;
+mod scale_target;
 mod selection;
 mod service_account;
 mod service_cidr;

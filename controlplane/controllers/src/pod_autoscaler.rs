@@ -12,7 +12,6 @@ pub(crate) mod plan;
 pub(crate) mod pod;
 pub(crate) mod replicas;
 pub(crate) mod run;
-mod target;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! The scale of an autoscaler's target: an object of any kind with the subresource `scale`.
+//! The scale of an object of any kind with the subresource `scale`.
 
 use coracle_events::cause;
 use k8s_openapi::api::autoscaling::v1::Scale;
@@ -10,19 +10,22 @@ use kube::{Api, Client};
 use serde::Deserialize;
 use serde_json::json;
 
+use crate::error::{is_missing, is_not_found};
+
 /// Maximum number of further versions of a group in which a kind is searched.
 const MAX_VERSIONS: usize = 10;
 
-/// The target of one autoscaler.
-pub(super) struct Target {
+/// One object with a scale.
+pub(crate) struct Target {
     api: Api<DynamicObject>,
+    resource: ApiResource,
     name: String,
 }
 
 /// The discovery document of a group.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Group {
+pub(crate) struct Group {
     preferred_version: Option<GroupVersion>,
     #[serde(default)]
     versions: Vec<GroupVersion>,
@@ -35,20 +38,20 @@ struct GroupVersion {
 
 impl Group {
     /// Reads the document of a group.
-    pub(super) async fn read(client: &Client, name: &str) -> Result<Self, kube::Error> {
+    pub(crate) async fn read(client: &Client, name: &str) -> Result<Self, kube::Error> {
         let request = http::Request::get(format!("/apis/{name}")).body(Vec::new());
         client.request(request.map_err(kube::Error::HttpError)?).await
     }
 
     /// The served versions, the preferred version first.
-    pub(super) fn versions(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn versions(&self) -> impl Iterator<Item = &str> {
         self.preferred_version.iter().chain(&self.versions).map(|one| one.version.as_str())
     }
 }
 
 /// The resource of a kind, from the discovery document of its version. As upstream, group and kind choose the resource:
 /// a reference with a version that is no longer served means another version of the group.
-pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
+pub(crate) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
     if !is_group_version(version) {
         return Err(format!("unexpected GroupVersion string: {version}"));
     }
@@ -103,7 +106,7 @@ fn is_group_version(text: &str) -> bool {
 
 impl Target {
     /// Finds the target's resource.
-    pub(super) async fn find(
+    pub(crate) async fn find(
         client: &Client,
         namespace: &str,
         target: &CrossVersionObjectReference,
@@ -118,16 +121,33 @@ impl Target {
         let version = target.api_version.as_deref().unwrap_or("v1");
         let resource = resource_of(client, version, &target.kind).await?;
         let api = Api::namespaced_with(client.clone(), namespace, &resource);
-        Ok(Self { api, name: target.name.clone() })
+        Ok(Self { api, resource, name: target.name.clone() })
     }
 
     /// Reads the scale.
-    pub(super) async fn scale(&self) -> Result<Scale, String> {
+    pub(crate) async fn scale(&self) -> Result<Scale, String> {
         self.api.get_scale(&self.name).await.map_err(|error| cause(&error))
     }
 
+    /// Reads the scale. `None` if the object does not exist.
+    ///
+    /// # Errors
+    /// As upstream, if the resource has no scale, or if the request fails.
+    pub(crate) async fn scale_if_found(&self) -> Result<Option<Scale>, String> {
+        match self.api.get_scale(&self.name).await {
+            Ok(scale) => Ok(Some(scale)),
+            Err(error) if is_missing(&error, &self.name) => Ok(None),
+            Err(error) if is_not_found(&error) => {
+                let ApiResource { plural, group, .. } = &self.resource;
+                let dot = if group.is_empty() { "" } else { "." };
+                Err(format!("{plural}{dot}{group} does not implement the scale subresource"))
+            }
+            Err(error) => Err(cause(&error)),
+        }
+    }
+
     /// Sets the replicas. The patch has no resourceVersion, because it writes no other field.
-    pub(super) async fn set(&self, replicas: i32) -> Result<(), String> {
+    pub(crate) async fn set(&self, replicas: i32) -> Result<(), String> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;
         patched.map(drop).map_err(|error| cause(&error))

@@ -22,8 +22,10 @@ pub(crate) enum Controller {
     None,
     /// A controller with a scale.
     Known { uid: String, scale: i32 },
-    /// The controller does not exist or its kind has no scale.
+    /// The controller does not exist.
     Unknown,
+    /// The scale cannot be read, for this reason.
+    Failed(String),
 }
 
 /// A pod that a budget selects, with its controller.
@@ -73,6 +75,12 @@ struct EvictedPods {
 pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.selector.as_ref();
     selector.is_some_and(|selector| label_selector::selects(selector, pod.metadata.labels.as_ref()))
+}
+
+/// Whether the status depends on the scales of the pods' controllers.
+pub(crate) fn needs_scale(budget: &PodDisruptionBudget) -> bool {
+    let least = &budget.spec.min_available;
+    budget.spec.max_unavailable.is_some() || matches!(least, Some(IntOrString::String(_)))
 }
 
 /// The desired status.
@@ -148,6 +156,7 @@ fn scale(pods: &[SelectedPod]) -> Result<Scale, String> {
             Controller::None => unmanaged = true,
             Controller::Known { uid, scale } => drop(scales.insert(uid.as_str(), *scale)),
             Controller::Unknown => return Err(format!("found no controllers for pod {:?}", pod.name())),
+            Controller::Failed(why) => return Err(why.clone()),
         }
     }
     Ok(Scale { total: scales.into_values().fold(0, i32::saturating_add), unmanaged })

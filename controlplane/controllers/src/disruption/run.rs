@@ -7,10 +7,11 @@ use coracle_values::label_selector::{LabelSelector, has_many_values};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
+use super::controller::Controllers;
 use super::plan::{self, Controller, SelectedPod, Verdict};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
+use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget};
 use crate::queue::{Next, Queue, until};
 use crate::queueing::{Selecting, queue_stored};
 use crate::write::Part;
@@ -40,8 +41,12 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let is_selected =
         |pod: &Pod| selector.as_ref().is_some_and(|one| one.matches(pod.metadata.labels.as_ref()));
     let pods = context.caches.pods.in_namespace(&key.namespace).into_iter();
-    let pods = pods.filter(|pod| is_selected(pod));
-    let pods: Vec<_> = pods.map(|pod| SelectedPod { controller: controller(context, &pod), pod }).collect();
+    let pods = pods.filter(|pod| is_selected(pod)).collect();
+    let pods = if plan::needs_scale(&budget) {
+        Controllers::new(context, &key.namespace).of(pods).await
+    } else {
+        pods.into_iter().map(|pod| SelectedPod { pod, controller: Controller::None }).collect()
+    };
     let now = Timestamp::now();
     let verdict = plan::verdict(&budget, &pods, now);
     if verdict.status != budget.status {
@@ -52,34 +57,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         });
         context.writer(&context.caches.budgets).merge(&key, Part::Status, patch).await?;
     }
+    let unread = pods.iter().find_map(|selected| match &selected.controller {
+        Controller::Failed(why) => Some(why.clone()),
+        _ => None,
+    });
+    if let Some(why) = unread {
+        return Err(Error::Scale { object: format!("PodDisruptionBudget {key}"), why });
+    }
     let wait = verdict.recheck.and_then(|recheck| until(recheck, now));
     Ok(wait.map_or(Next::Wait, Next::After))
-}
-
-/// The controller of a pod: a replica set, or the deployment that controls it.
-fn controller(context: &Context, pod: &Pod) -> Controller {
-    let Some(owner) = controller_of(&pod.metadata) else { return Controller::None };
-    let known =
-        |uid: &str, scale: Option<i32>| Controller::Known { uid: uid.to_owned(), scale: scale.unwrap_or(1) };
-    let deployment = |name: &str, uid: &str| {
-        let found = context.caches.deployments.get(&Key::new(pod.namespace(), name));
-        found.filter(|found| found.uid() == uid)
-    };
-    if !owner.api_version.starts_with("apps/") {
-        return Controller::Unknown;
-    }
-    if owner.kind == "Deployment" {
-        let found = deployment(&owner.name, &owner.uid);
-        return found.map_or(Controller::Unknown, |found| known(found.uid(), found.spec.replicas));
-    }
-    let set = context.caches.replica_sets.get(&Key::new(pod.namespace(), &owner.name));
-    let set = set.filter(|set| owner.kind == "ReplicaSet" && set.uid() == owner.uid);
-    let Some(set) = set else { return Controller::Unknown };
-    let above = controller_of(&set.metadata).filter(|above| above.kind == "Deployment");
-    match above.and_then(|above| deployment(&above.name, &above.uid)) {
-        Some(deployment) => known(deployment.uid(), deployment.spec.replicas),
-        None => known(set.uid(), set.spec.replicas),
-    }
 }
 
 /// The status as a merge patch. Fields to delete are null.

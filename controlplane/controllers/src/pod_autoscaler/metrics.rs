@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::pod::{PodValue, PodValues};
-use super::target::{self, Group};
+use crate::scale_target::{self, Group};
 
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
 /// Group of custom metrics. Its server may have only one of the versions, for example v1beta1 with prometheus-adapter.
@@ -151,7 +151,7 @@ impl Selected<'_> {
             // The object is a namespace. Its name is not used: an autoscaler reads metrics of its own namespace only.
             format!("{custom}/namespaces/{namespace}/metrics/{name}")
         } else {
-            let kind = target::resource_of(self.client, version, &object.kind).await.map_err(failed)?;
+            let kind = scale_target::resource_of(self.client, version, &object.kind).await.map_err(failed)?;
             let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
             let place = segment(&format!("{}{group}", kind.plural));
             format!("{custom}/namespaces/{namespace}/{place}/{}/{name}", segment(&object.name))

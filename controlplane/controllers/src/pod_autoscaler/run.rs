@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 use super::condition::Conditions;
 use super::metrics::{Measured, Selected};
 use super::plan::{self, ABLE, ACTIVE, Decision, Observed};
-use super::target::Target;
 use super::{AutoscalerState, State};
 use crate::autoscaler_metrics::Scaling;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt, Pod};
 use crate::queue::{Next, Queue};
+use crate::scale_target::Target;
 use crate::timestamp::whole_seconds;
 use crate::write::{Part, status_patch};
 
