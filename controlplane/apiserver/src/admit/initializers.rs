@@ -102,7 +102,7 @@ impl Initializers {
         if is_mirror || is_of_server(attributes) {
             return Ok(());
         }
-        let all = self.current(admission);
+        let all = self.current(admission)?;
         let chosen = all.iter().filter(|one| one.selects(attributes.kind));
         let pending: Vec<Value> = chosen.map(|one| json!({"name": one.name})).collect();
         if !pending.is_empty() {
@@ -112,14 +112,18 @@ impl Initializers {
     }
 
     /// The initializers. They are parsed again if a configuration has changed.
-    fn current(&self, admission: &Admission) -> Arc<[Initializer]> {
+    ///
+    /// # Errors
+    /// `InternalError` if a configuration cannot be decrypted and no former state is known.
+    fn current(&self, admission: &Admission) -> Result<Arc<[Initializer]>> {
         let resources = admission.registry.load();
         let kind = resources.find(initializers::GROUP, initializers::VERSION, initializers::PLURAL);
-        let Some(kind) = kind else { return Arc::new([]) };
+        let Some(kind) = kind else { return Ok(Arc::new([])) };
+        admission.cache.check_complete(kind, "")?;
         let newest = admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let (of, known) = self.parsed.read().unwrap_or_else(PoisonError::into_inner).clone();
         if of == newest {
-            return known;
+            return Ok(known);
         }
         // The objects may be newer than this revision. In this case, the next call parses them once more. The
         // configurations are ordered by name.
@@ -132,7 +136,7 @@ impl Initializers {
             .map(|initializer| Initializer::read(&initializer))
             .collect();
         *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, parsed.clone());
-        parsed
+        Ok(parsed)
     }
 }
 

@@ -18,7 +18,7 @@ impl Admit for LimitRanger {
         object: &mut Value,
     ) -> Result<()> {
         if is_checked_pod(attributes) && !is_being_deleted(attributes) {
-            for range in ranges(admission, attributes.namespace) {
+            for range in ranges(admission, attributes.namespace)? {
                 limit_range::complete(&range, object);
             }
         }
@@ -36,7 +36,7 @@ impl Admit for LimitRanger {
         if is_being_deleted(attributes) || !claim && !is_checked_pod(attributes) {
             return Ok(());
         }
-        for range in ranges(admission, attributes.namespace) {
+        for range in ranges(admission, attributes.namespace)? {
             let problems = match claim {
                 true => limit_range::check_claim(&range, object),
                 false => limit_range::check_pod(&range, object),
@@ -63,7 +63,12 @@ fn is_being_deleted(attributes: &Attributes<'_>) -> bool {
     attributes.old.is_some_and(|old| !old["metadata"]["deletionTimestamp"].is_null())
 }
 
-fn ranges(admission: &Admission, namespace: &str) -> Vec<Value> {
-    let Some(kind) = by_resource("", "v1", "limitranges") else { return Vec::new() };
-    admission.cache.list(kind, namespace).iter().map(|range| range.value()).collect()
+/// The LimitRanges of a namespace.
+///
+/// # Errors
+/// `InternalError` if one of them cannot be decrypted and no former state is known.
+fn ranges(admission: &Admission, namespace: &str) -> Result<Vec<Value>> {
+    let Some(kind) = by_resource("", "v1", "limitranges") else { return Ok(Vec::new()) };
+    admission.cache.check_complete(kind, namespace)?;
+    Ok(admission.cache.list(kind, namespace).iter().map(|range| range.value()).collect())
 }

@@ -96,9 +96,15 @@ impl<P> Policies<P> {
     }
 
     /// The policies that have bindings. Changed policies are compiled again.
-    fn current(&self, admission: &Admission) -> Arc<[Bound<P>]> {
+    ///
+    /// # Errors
+    /// `InternalError` if a policy or a binding cannot be decrypted and no former state is known. An unknown policy
+    /// might deny the request.
+    fn current(&self, admission: &Admission) -> Result<Arc<[Bound<P>]>> {
         let kinds = by_resource(GROUP, "v1", self.policies).zip(by_resource(GROUP, "v1", self.bindings));
-        let Some((policies, bindings)) = kinds else { return Arc::new([]) };
+        let Some((policies, bindings)) = kinds else { return Ok(Arc::new([])) };
+        admission.cache.check_complete(policies, "")?;
+        admission.cache.check_complete(bindings, "")?;
         let newest =
             |kind: &Resource| admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let of = Revisions { policies: newest(policies), bindings: newest(bindings) };
@@ -107,17 +113,17 @@ impl<P> Policies<P> {
             (current.of == of, current.bound.clone())
         };
         if let (true, bound) = known() {
-            return bound;
+            return Ok(bound);
         }
         // No lock is held during the compilation, so other requests do not wait for it.
-        offload::run(true, || match known() {
+        Ok(offload::run(true, || match known() {
             (true, bound) => bound,
             (false, old) => {
                 let bound = self.compile(admission, policies, bindings, &old);
                 self.replace(of, &bound);
                 bound
             }
-        })
+        }))
     }
 
     /// Stores compiled policies. The objects may be newer than these revisions. In this case, the next call reads them

@@ -72,8 +72,11 @@ impl Admit for MutatingWebhooks {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let hooks = self.0.current(admission);
-        if hooks.is_empty() || is_exempt(attributes) {
+        if is_exempt(attributes) {
+            return Ok(());
+        }
+        let hooks = self.0.current(admission)?;
+        if hooks.is_empty() {
             return Ok(());
         }
         // The called webhooks, each with the object after its call.
@@ -114,8 +117,11 @@ impl Admit for ValidatingWebhooks {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let hooks = self.0.current(admission);
-        if hooks.is_empty() || is_exempt(attributes) {
+        if is_exempt(attributes) {
+            return Ok(());
+        }
+        let hooks = self.0.current(admission)?;
+        if hooks.is_empty() {
             return Ok(());
         }
         let mut relevant = Vec::new();
@@ -420,12 +426,17 @@ impl Hooks {
     }
 
     /// The webhooks, parsed again if a configuration changed.
-    fn current(&self, admission: &Admission) -> Arc<[Hook]> {
-        let Some(kind) = by_resource(GROUP, "v1", self.plural) else { return Arc::new([]) };
+    ///
+    /// # Errors
+    /// `InternalError` if a configuration cannot be decrypted and no former state is known. An unknown webhook might
+    /// deny the request.
+    fn current(&self, admission: &Admission) -> Result<Arc<[Hook]>> {
+        let Some(kind) = by_resource(GROUP, "v1", self.plural) else { return Ok(Arc::new([])) };
+        admission.cache.check_complete(kind, "")?;
         let newest = admission.cache.of(kind).map_or(0, |collection| collection.lock().newest());
         let (of, hooks) = self.parsed.read().unwrap_or_else(PoisonError::into_inner).clone();
         if of == newest {
-            return hooks;
+            return Ok(hooks);
         }
         // The objects may be newer than this revision. In this case, the next call parses them once more.
         let configurations = admission.cache.list(kind, "");
@@ -435,7 +446,7 @@ impl Hooks {
             .collect();
         let hooks: Arc<[Hook]> = hooks.into();
         *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, hooks.clone());
-        hooks
+        Ok(hooks)
     }
 }
 

@@ -37,8 +37,11 @@ impl Admit for MutatingPolicies {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let policies = self.0.current(admission);
-        if policies.is_empty() || cannot_change(attributes) {
+        if cannot_change(attributes) {
+            return Ok(());
+        }
+        let policies = self.0.current(admission)?;
+        if policies.is_empty() {
             return Ok(());
         }
         let before = object.clone();
@@ -67,8 +70,11 @@ impl Admit for MutatingPolicies {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        let policies = self.0.current(admission);
-        if policies.is_empty() || cannot_change(attributes) {
+        if cannot_change(attributes) {
+            return Ok(());
+        }
+        let policies = self.0.current(admission)?;
+        if policies.is_empty() {
             return Ok(());
         }
         for bound in policies.iter().filter(|bound| bound.policy.rules.again) {

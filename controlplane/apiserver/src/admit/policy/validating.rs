@@ -43,8 +43,11 @@ impl Admit for ValidatingPolicies {
         attributes: &Attributes<'_>,
         object: &Value,
     ) -> Result<()> {
-        let policies = self.0.current(admission);
-        if policies.is_empty() || is_exempt(attributes.kind) {
+        if is_exempt(attributes.kind) {
+            return Ok(());
+        }
+        let policies = self.0.current(admission)?;
+        if policies.is_empty() {
             return Ok(());
         }
         let mut first = None;
