@@ -40,16 +40,18 @@ impl ConfigMemory {
     /// The share of a new container, whose image adds `of_image` bytes. `None` if the configurations would exceed the
     /// limit.
     pub(crate) fn take(config: &cri::ContainerConfig, of_image: usize) -> Option<Self> {
-        let bytes = counted(config, of_image);
+        let (namespace, bytes) = (namespace(config), counted(config, of_image));
         if bytes > 0 {
-            let used = locked(&USED);
-            let own = used.get(&namespace(config)).copied().unwrap_or_default() + bytes;
+            // One lock for check and registration, so that concurrent creates cannot exceed the limit together.
+            let mut used = locked(&USED);
+            let own = used.get(&namespace).copied().unwrap_or_default() + bytes;
             let free = TOTAL.checked_sub(used.values().sum::<usize>() + bytes)?;
             if own > PER_FREE * free {
                 return None;
             }
+            used.insert(namespace.clone(), own);
         }
-        Some(Self::of(config, of_image))
+        Some(Self { namespace, bytes })
     }
 
     /// Like [`take`](Self::take) for a container that exists, even if it exceeds the limit.
