@@ -171,7 +171,7 @@ impl Auditor {
         if decision.level == Level::None {
             return Ok(None);
         }
-        // The memory of requests of unknown clients is limited.
+        // Requests of unknown clients take no slot: the limit on the memory of these requests applies instead.
         let is_known = request.user.is_some_and(|user| !user.is_anonymous());
         let waits = is_known && !decision.omit_stages.contains(&Stage::RequestReceived);
         let _place = if waits { self.backends.enter(&request.owner)? } else { None };

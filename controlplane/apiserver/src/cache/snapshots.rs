@@ -53,7 +53,7 @@ pub(super) struct Snapshots {
 struct Snapshot {
     revision: u64,
     prefix: Box<str>,
-    /// The user whose list needs the snapshot, or all service accounts of its namespace.
+    /// The user whose list needs the snapshot. All service accounts of a namespace are one owner.
     owner: Box<str>,
     /// Time of the newest first page at this revision.
     taken: Instant,

@@ -38,8 +38,8 @@ impl Cache {
 
 impl Collection {
     /// Keeps the objects under a prefix as they are at a revision, for the later pages of a list. `owner` is the user
-    /// of the list, or all service accounts of its namespace. Returns false if the history does not have all changes
-    /// after the revision.
+    /// of the list; all service accounts of a namespace are one owner. Returns false if the history does not have all
+    /// changes after the revision, or if the resource was removed.
     fn take_snapshot(&mut self, prefix: &str, revision: u64, owner: &str) -> bool {
         if revision < self.compacted || self.is_closed {
             return false;
