@@ -273,8 +273,8 @@ impl Cache {
     /// changes, no timer runs.
     async fn remove_old_changes(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: after a pass, the histories may still have recent changes above the
+            // usual limits.
             if !self.all().iter().any(|one| one.lock().is_above_usual_limits()) {
                 self.bursts.notified().await;
             }
@@ -406,9 +406,6 @@ impl Cache {
     }
 
     /// Waits until the commit of a revision is applied.
-    ///
-    /// # Errors
-    /// `ServiceUnavailable` if the watch of the store has ended for good.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
         match self.revision.reach(revision).await {
             true => Ok(()),

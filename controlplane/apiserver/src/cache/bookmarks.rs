@@ -16,8 +16,8 @@ impl Cache {
     /// also sends bookmarks of a revision that its clients already know.
     pub(super) async fn send_bookmarks(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: it may have woken an earlier future of this function, which was
+            // dropped before it sent the bookmarks.
             if !self.all().iter().any(|one| one.lock().may_watches_lag()) {
                 self.lagging.notified().await;
             }

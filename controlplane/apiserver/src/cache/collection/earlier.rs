@@ -14,8 +14,7 @@ impl Cache {
     /// Drops snapshots above their maximum age. While there are no snapshots, no timer runs.
     pub(in crate::cache) async fn drop_old_snapshots(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: after a pass, the collections may still have younger snapshots.
             if !self.all().iter().any(|one| one.lock().has_snapshots()) {
                 self.snapshots_taken.notified().await;
             }
