@@ -142,7 +142,8 @@ pub struct ServerOptions {
     pub token_issuers: Vec<String>,
     /// Audiences of this server. If the list is empty, the issuers are the audiences.
     pub audiences: Vec<String>,
-    /// Maximum validity of service account tokens in seconds.
+    /// Maximum validity of service account tokens in seconds. `None` for no maximum. Tokens that `extend_tokens`
+    /// extends are valid for longer.
     pub max_token_seconds: Option<i64>,
     /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,

@@ -1,5 +1,5 @@
-//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for
-//! them.
+//! The backends of audit events: the log and the webhook, each with its mode. At each stage, a request waits at most
+//! [`MAX_WAIT`] for the backends.
 
 use std::{
     path::PathBuf,

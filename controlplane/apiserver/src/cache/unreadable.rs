@@ -394,8 +394,7 @@ impl Cache {
     }
 }
 
-/// Whether a resource is that of initializer configurations. The server needs it for admission, although it is not
-/// built-in.
+/// Whether the resource is InitializerConfigurations. The server needs it for admission, although it is not built-in.
 fn is_of_admission(group: &str, plural: &str) -> bool {
     (group, plural) == (initializers::GROUP, initializers::PLURAL)
 }
