@@ -19,7 +19,7 @@
 //! ```
 //!
 //! While the server runs, another server may write an object that this server cannot decrypt. The former state of the
-//! object stays visible. Without a former state, requests that need this object fail. This applies to all
+//! object stays visible. Without a former state, requests of clients that read this object fail. This applies to all
 //! resources.
 //!
 //! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache. A
