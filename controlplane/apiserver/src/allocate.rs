@@ -94,8 +94,8 @@ impl UsedAllocations<'_> {
     }
 }
 
-/// Permit to allocate addresses and ports. While a clone exists, other services of this server wait. The task that
-/// stores the service holds a clone, so that a disconnect of the client does not release the permit before the commit.
+/// Permit to allocate addresses and ports. While a clone exists, writes of other services on this server wait. The task
+/// that stores the service holds a clone. So a disconnect of the client does not release the permit before the commit.
 pub(crate) type Allocating = Option<Arc<Permit>>;
 
 /// The lock within this server, and the guard against other servers. The commit fails if another server has allocated

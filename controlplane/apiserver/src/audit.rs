@@ -171,7 +171,7 @@ impl Auditor {
         if decision.level == Level::None {
             return Ok(None);
         }
-        // The memory of requests of unknown clients is limited.
+        // Requests of unknown clients take no slot: the limit on the memory of these requests applies instead.
         let is_known = request.user.is_some_and(|user| !user.is_anonymous());
         let waits = is_known && !decision.omit_stages.contains(&Stage::RequestReceived);
         let _place = if waits { self.backends.enter(&request.owner)? } else { None };
@@ -229,8 +229,9 @@ impl Record {
         self.annotate("authorization.k8s.io/reason", &*decision.reason);
     }
 
-    /// Records the object or the patch of the request, and completes the object reference. Handlers call this when they
-    /// have parsed the body, as upstream, so that a slow body waits for only one slot.
+    /// Records the object or the patch of the request, and completes the object reference. As upstream, handlers call
+    /// this when they have parsed the body. The call runs in the slot of the parsing, so a slow body waits for a slot
+    /// only once.
     pub(crate) fn receive_object(&self, info: &RequestInfo, object: &Value) {
         let is_recorded = self.has_request_object();
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());

@@ -199,7 +199,7 @@ async fn cluster_dns(state: &Arc<State>) -> Result<()> {
         "spec": {"type": "ClusterIP", "clusterIP": address.to_string(), "ports": ports, "sessionAffinity": "None"},
     });
     match ensure(state, "services", service).await {
-        // Another service, from an earlier version of the cluster, already has the address.
+        // Another service may already have the address, for example from an earlier version of the cluster.
         Err(error) if error.reason == "Invalid" => {
             tracing::warn!(%address, error = error.message, "another service has the address of cluster DNS");
             Ok(())

@@ -91,7 +91,7 @@ pub(crate) struct Cache {
     late: LateObjects,
     /// Notified when a history exceeds its usual limits.
     bursts: Notify,
-    /// Notified when a change leaves watches without an event of its revision.
+    /// Notified when a watch with bookmarks may have got no event of the newest change.
     lagging: Notify,
     /// Notified when a collection takes a snapshot.
     snapshots_taken: Notify,
@@ -273,8 +273,8 @@ impl Cache {
     /// changes, no timer runs.
     async fn remove_old_changes(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: after a pass, the histories may still have recent changes above the
+            // usual limits.
             if !self.all().iter().any(|one| one.lock().is_above_usual_limits()) {
                 self.bursts.notified().await;
             }
@@ -353,7 +353,8 @@ impl Cache {
         self.revision.advance(page.revision);
     }
 
-    /// Forgets all guards except unreadable guards: the store may have been restored from a backup without them.
+    /// Sets the revision of each guard to 0, except of unreadable guards. A store that was restored from a backup may
+    /// have no guards.
     fn forget_guards(&self, unreadable: &[UnreadableEntry]) {
         let quotas = (0..QUOTA_GUARDS).map(|number| format!("{QUOTA_GUARD}{number}"));
         for key in quotas.chain([ALLOCATIONS.to_owned()]) {
@@ -404,7 +405,7 @@ impl Cache {
         self.revision.subscribe()
     }
 
-    /// Waits until a commit is applied.
+    /// Waits until the commit of a revision is applied.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
         match self.revision.reach(revision).await {
             true => Ok(()),
@@ -451,7 +452,7 @@ impl Cache {
         self.of(kind).map(|all| all.lock().under(&prefix).cloned().collect()).unwrap_or_default()
     }
 
-    /// An object in its stored version. `None` if [`Cache::check_readable`] fails.
+    /// An object in its stored version. `None` if it does not exist, or if [`Cache::check_readable`] fails.
     pub(crate) fn get(&self, kind: &Resource, namespace: &str, name: &str) -> Option<Arc<Object>> {
         self.of(kind).ok()?.lock().get(&key_of(kind, namespace, name))
     }
@@ -470,7 +471,7 @@ fn by_resource<T>(items: impl IntoIterator<Item = T>, key: impl Fn(&T) -> &str) 
     (of_resources, others)
 }
 
-/// Group and resource of a key.
+/// Group and resource of a key. `None` for the key of a guard.
 fn split(key: &str) -> Option<(&str, &str)> {
     let mut parts = key.split('/');
     Some((parts.next()?, parts.next()?))

@@ -22,7 +22,7 @@ pub(crate) struct ClientUpgrade {
 // === impl ClientUpgrade ===
 
 impl ClientUpgrade {
-    /// Removes the upgrade from a request.
+    /// Takes the upgrade out of a request, with the permit of its connection.
     pub(crate) fn of<B>(request: &mut Request<B>) -> Self {
         let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         Self { on: hyper::upgrade::on(request), permit, running: None }

@@ -142,7 +142,8 @@ pub struct ServerOptions {
     pub token_issuers: Vec<String>,
     /// Audiences of this server. If the list is empty, the issuers are the audiences.
     pub audiences: Vec<String>,
-    /// Maximum validity of service account tokens in seconds.
+    /// Maximum validity of service account tokens in seconds. `None` for no maximum. Tokens that `extend_tokens`
+    /// extends are valid for longer.
     pub max_token_seconds: Option<i64>,
     /// URL of the token keys in the discovery document. `None` uses this server's address.
     pub keys_url: Option<String>,
@@ -166,8 +167,8 @@ pub struct ServerOptions {
     pub send_retry_after: bool,
     /// Time over which the ends of watches are spread at the shutdown.
     pub watch_grace: Duration,
-    /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
-    /// does not know the ranges.
+    /// The ranges of external IPs that nodes permit. The server warns about Services with other external IPs. `None` if
+    /// the server does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
     /// Health checks and metrics of the store.
     pub store: StoreOptions,
@@ -251,9 +252,9 @@ fn machine_memory() -> usize {
 pub struct AuditConfig {
     /// File of the policy: a `Policy` of `audit.k8s.io/v1`.
     pub policy_file: PathBuf,
-    /// The log.
+    /// Options of the log file. `None` for no log.
     pub log: Option<coracle_audit::LogOptions>,
-    /// Whether requests wait for the log.
+    /// Mode of the log: whether requests wait for it.
     pub log_mode: coracle_audit::Mode,
     /// Settings of the batch mode of the log.
     pub log_batch: AuditBatch,

@@ -133,7 +133,7 @@ fn set_requester(attributes: &Attributes<'_>, object: &mut Value) {
     }
 }
 
-/// Sets the times of new and changed conditions.
+/// Sets the times that conditions lack. A condition with an unchanged status keeps its `lastTransitionTime`.
 fn set_times(object: &mut Value, old: &Value, now: &str) {
     let before = old["status"]["conditions"].as_array().cloned().unwrap_or_default();
     let list = object["status"].get_mut("conditions").and_then(Value::as_array_mut);

@@ -39,7 +39,7 @@ struct Host<'a> {
     remote: RemoteChecks,
 }
 
-/// A check of an expression, in the form of the authorizers.
+/// A check that an expression requests, in the form that the authorizers get.
 struct Check {
     /// The service account that is checked. `None` for the user of the request.
     account: Option<User>,
@@ -180,7 +180,7 @@ impl Authorize for Host<'_> {
     }
 }
 
-/// A decision in the form of expressions.
+/// A decision in the form that expressions get.
 fn shown(decision: Decision) -> AccessDecision {
     AccessDecision {
         allowed: decision.verdict == Verdict::Allow,

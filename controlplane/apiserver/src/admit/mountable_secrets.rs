@@ -1,8 +1,8 @@
 //! Limits the secrets that a pod may use. A service account with the annotation
 //! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that the account lists.
 //!
-//! The rule is the rule of upstream's ServiceAccount admission plugin (`limitSecretReferences`), including ephemeral
-//! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177). A mirror pod references no account and no secret.
+//! The rule includes ephemeral containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177). A mirror pod must not refer to
+//! an account or a secret. Source: `limitSecretReferences` of upstream's ServiceAccount admission plugin.
 
 use std::collections::HashSet;
 

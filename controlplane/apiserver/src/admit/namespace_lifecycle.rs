@@ -1,5 +1,5 @@
-//! Namespace lifecycle: objects can be created only in existing namespaces that are not being deleted. System
-//! namespaces cannot be deleted.
+//! Namespace lifecycle: objects can be created only in existing namespaces that are not being deleted. The namespaces
+//! `default`, `kube-system` and `kube-public` cannot be deleted.
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;

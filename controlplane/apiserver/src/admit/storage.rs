@@ -1,6 +1,6 @@
 //! Claims and volumes: the default storage class, the protection of objects in use, and the expansion of claims.
 //!
-//! Upstream's plugins DefaultStorageClass, StorageObjectInUseProtection and PersistentVolumeClaimResize.
+//! Source: upstream's plugins DefaultStorageClass, StorageObjectInUseProtection and PersistentVolumeClaimResize.
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;

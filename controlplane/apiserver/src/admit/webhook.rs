@@ -381,7 +381,7 @@ fn annotate(attributes: &Attributes<'_>, hook: &str, annotations: &[(String, Str
     }
 }
 
-/// The objects of the request in the requested version.
+/// The objects of the request in the version of `kind`.
 pub(super) async fn objects(attributes: &Attributes<'_>, kind: &Resource, object: &Value) -> Result<Objects> {
     let shown = async |object: &Value| match attributes.subresource {
         _ if attributes.own_object().is_some() => Ok(object.clone()),

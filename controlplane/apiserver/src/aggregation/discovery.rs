@@ -290,7 +290,8 @@ fn named<'a>(list: &'a Value, field: &'static str) -> impl Iterator<Item = (&'a 
 }
 
 /// A resource with an empty singular name. Fields of a wrong type are replaced by empty fields: one such field would
-/// make the whole discovery document unreadable for clients. For the same reason kube-aggregator decodes the list.
+/// make the whole discovery document unreadable for clients. For the same reason, kube-aggregator decodes the list into
+/// typed objects.
 fn resource(name: &str, scope: &str, kind: Value, entry: &Value) -> Value {
     let mut kept = json!({"resource": name, "responseKind": kind, "scope": scope, "singularResource": "",
         "verbs": texts(&entry["verbs"])});

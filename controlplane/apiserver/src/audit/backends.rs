@@ -1,5 +1,5 @@
-//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for
-//! them.
+//! The backends of audit events: the log and the webhook, each with its mode. At each stage, a request waits at most
+//! [`MAX_WAIT`] for the backends.
 
 use std::{
     path::PathBuf,
@@ -244,8 +244,8 @@ impl Backends {
     /// Sends an event of an owner's request to the backends, and waits for the backends in a blocking mode. Returns
     /// false if a backend in the mode [`Mode::BlockingStrict`] does not have the event.
     ///
-    /// Calls `queued` as soon as the event is sent even if this future is dropped. If the future is dropped earlier, no
-    /// backend gets the event.
+    /// Calls `queued` when a drop of this future no longer prevents the sending of the event. If the future is dropped
+    /// before this call, no backend gets the event.
     ///
     /// As upstream, a backend that does not get the event because of its limits counts as if it had the event.
     pub(super) async fn write(&self, lines: EventLines, owner: &Arc<str>, queued: impl FnOnce()) -> bool {

@@ -24,7 +24,7 @@ use crate::remote::Remote;
 
 /// Maximum bytes of the queued events.
 const MAX_BYTES: usize = 32 << 20;
-/// Maximum bytes of a batch. A larger event is a batch of its own.
+/// A batch with this number of bytes or more is full, and is sent at once.
 const MAX_BATCH_BYTES: usize = 4 << 20;
 
 /// The settings of the batch mode. The defaults are those of the log in kube-apiserver.

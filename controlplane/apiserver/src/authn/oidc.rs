@@ -152,7 +152,7 @@ impl Issuer {
 
     /// The claims of a token that the issuer has signed for this server, and that is valid now.
     async fn claims(&self, token: &str, now: i64) -> Result<Value, Refusal> {
-        // If ES512 is not allowed, the other branch refuses the token, because it does not support the algorithm.
+        // If ES512 is not allowed, `decode_header` refuses the token, because it does not support this algorithm.
         let claims = match es512::header(token).filter(|_| self.config.has_es512) {
             Some(header) => {
                 let wanted = KeyQuery::new(header.kid.as_deref(), None);
@@ -180,7 +180,7 @@ impl Issuer {
     async fn verified_claims(&self, wanted: KeyQuery<'_>, signed: Signed<'_>) -> Result<Value, Refusal> {
         let keys = self.keys.find(wanted).await.map_err(Refusal::Keys)?;
         let refusal = match signed.claims(&keys, &self.config) {
-            // A token with a key id has caused a fetch already, if the key was not known.
+            // For a token with an unknown key id, `Keys::find` has already fetched the keys.
             Err(refusal) if !wanted.has_id() && refusal.is_of_key() => refusal,
             outcome => return outcome,
         };

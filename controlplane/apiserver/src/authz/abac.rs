@@ -221,7 +221,7 @@ impl From<OldPolicy> for Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// The policy with its user wildcard restricted to authenticated users.
+    /// The policy for all authenticated users if its user or its group is the wildcard `*`, as upstream.
     fn with_wildcard(mut self) -> Self {
         if self.user == "*" || self.group == "*" {
             self.user.clear();

@@ -38,7 +38,7 @@ const MAX_NAMED_RULES: usize = 200;
 /// Maximum characters of a word in an error.
 const MAX_NAMED_CHARS: usize = 256;
 
-/// Maximum bytes of the rules in the answer to a SelfSubjectRulesReview.
+/// Maximum bytes of the rules in the response to a SelfSubjectRulesReview.
 const MAX_LISTED_BYTES: usize = 8 << 20;
 
 /// The index. `None` before the first request.

@@ -54,8 +54,8 @@ fn steps(bytes: &[u8]) -> usize {
     })
 }
 
-/// Whether a token may begin at a byte, or after the byte and blanks. There are no other tokens, because two plain
-/// scalars have an indicator or a line break between them. The bytes outside of ASCII are the first ones of the line
+/// Whether a token may begin at a byte, or after the byte and blanks. No token begins elsewhere, because two plain
+/// scalars have an indicator or a line break between them. The bytes outside of ASCII are the first bytes of the line
 /// breaks U+0085, U+2028 and U+2029, and of a byte order mark.
 fn may_begin_token(byte: u8) -> bool {
     let is_indicator = matches!(
@@ -84,8 +84,9 @@ pub(crate) fn is_slow(bytes: &[u8]) -> bool {
     steps(bytes) > MAX_INLINE_STEPS && !is_json(bytes)
 }
 
-/// Whether [`parse`] and [`first_duplicate`] parse a document as JSON only. A parser that accepts more than
-/// [`schema::parse_json`], such as one that ignores the values, would let YAML pass.
+/// Whether a document needs no YAML parser: [`parse`] reads it as JSON, and [`first_duplicate`] is not called, because
+/// there is no duplicate key. Only [`schema::parse_json`] decides this. A parser that accepts more documents, such as a
+/// parser that ignores the values, would let YAML documents pass.
 fn is_json(bytes: &[u8]) -> bool {
     let parsed = bytes.trim_ascii_start().starts_with(b"{").then(|| schema::parse_json(bytes));
     matches!(parsed, Some(Ok(parsed)) if parsed.duplicates.is_empty())

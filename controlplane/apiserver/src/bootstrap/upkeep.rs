@@ -104,7 +104,7 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>, mut remaining: Remain
     }
 }
 
-/// Restores all objects, also after an error. Returns the first error.
+/// Restores each object, even if another object could not be restored. Returns the first error.
 async fn restore(state: &Arc<State>, remaining: &mut RemainingWork) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);

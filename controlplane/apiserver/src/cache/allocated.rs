@@ -26,8 +26,8 @@ const ALLOCATOR: &str = "ipallocator.k8s.io";
 /// Addresses, node ports and ranges of the objects of one collection.
 #[derive(Debug, Default)]
 pub(crate) struct Allocated {
-    /// The keys of the objects that have an address. An address has several objects only if another program stored
-    /// them.
+    /// The keys of the objects that have an address. Several objects have the same address only if a program other than
+    /// this server stored them.
     addresses: HashMap<IpAddr, Vec<Arc<str>>>,
     /// The keys of the services that have a node port.
     ports: HashMap<u16, Vec<Arc<str>>>,

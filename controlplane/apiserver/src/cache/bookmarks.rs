@@ -13,11 +13,11 @@ const INTERVAL: Duration = Duration::from_secs(60);
 impl Cache {
     /// Sends a bookmark to each watch with bookmarks that has got no event of the newest change of its kind. All
     /// watches share one timer. It runs only while a watch may need a bookmark: an idle server sends none. Upstream
-    /// also repeats the bookmarks of a revision that its clients know.
+    /// also sends bookmarks of a revision that its clients already know.
     pub(super) async fn send_bookmarks(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: it may have woken an earlier future of this function, which was
+            // dropped before it sent the bookmarks.
             if !self.all().iter().any(|one| one.lock().may_watches_lag()) {
                 self.lagging.notified().await;
             }

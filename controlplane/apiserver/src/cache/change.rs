@@ -22,7 +22,7 @@ pub(crate) struct Change {
     pub(crate) revision: u64,
     pub(super) at: Instant,
     pub(crate) old: Option<Arc<Object>>,
-    /// For a deletion: the last state with the revision of the deletion.
+    /// The state after the change. For a deletion: the last state, with the revision of the deletion.
     pub(crate) new: Arc<Object>,
     pub(crate) deleted: bool,
     /// The state before the change, with the revision of the change. Watches whose selectors no longer match the object
@@ -73,7 +73,8 @@ impl Scope {
         self.fields.exact(NODE)
     }
 
-    /// The event of a change for a client with this scope.
+    /// The event of a change for a client with this scope. `None` if the scope selects the object neither before nor
+    /// after the change.
     pub(super) fn event(&self, kind: &Resource, change: &Change) -> Option<Event> {
         if !change.new.key.starts_with(&self.prefix) {
             return None;

@@ -40,7 +40,7 @@ pub(crate) struct Collection {
     unreadable: BTreeMap<Arc<str>, UnreadableEntry>,
     changes: VecDeque<Change>,
     change_bytes: usize,
-    /// Number of applied commits.
+    /// Number of changes since the collection was created.
     received: u64,
     /// All changes after this revision are in `changes`.
     compacted: u64,
@@ -167,8 +167,8 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next
-    /// change only the responses keep these bytes in memory.
+    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After the next
+    /// change of the current object, only the responses keep these bytes in memory.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
         // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
         // then belongs to a response.

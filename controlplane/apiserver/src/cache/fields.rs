@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
         self.0.is_empty()
     }
 
-    /// Whether all fields but this one have equal texts.
+    /// Whether both objects have the same fields with equal texts, except for the field `name`.
     pub(crate) fn equal_except(&self, other: &Self, name: &str) -> bool {
         let others = |fields: &Self| fields.0.len() - usize::from(fields.0.contains_key(name));
         others(self) == others(other)

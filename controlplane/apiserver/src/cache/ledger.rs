@@ -36,8 +36,8 @@ pub(crate) struct Accounts {
     /// Namespace and name of quotas whose status may differ from their account.
     changed: BTreeSet<(String, String)>,
     notify: Arc<Notify>,
-    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not
-    /// count.
+    /// The time for which all usages in the accounts are computed. It never decreases. Pods whose grace period ended
+    /// before this time do not count.
     now: Timestamp,
     /// Pods whose usage changes after `now`.
     grace_ends: GraceEnds,
@@ -216,7 +216,7 @@ impl Accounts {
         }
     }
 
-    /// Applies a change of a pod in a namespace with quotas to the pods whose usage changes with the time.
+    /// Records the end of the grace period of a changed pod, in a namespace with quotas.
     fn observe_grace(&mut self, change: &Change) {
         let end = (!change.deleted).then(|| grace_end(&change.new.part(GRACE_FIELDS))).flatten();
         let is_first = self.grace_ends.set(&change.new.key, end.filter(|end| *end >= self.now));
@@ -239,9 +239,9 @@ impl Accounts {
             let used = count(&scope, &quota, &self.paid_claims, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
-        // A server with a faster clock has written a status without a pod that still counts here. If this server
-        // corrected the status, both servers would overwrite the status in turn, until the grace period ends on this
-        // server, too.
+        // Another server with a faster clock may have written a status without a pod that still counts here. If this
+        // server corrected the status, both servers would overwrite the status in turn, until the grace period ends on
+        // this server, too.
         if is_changed || !self.has_grace_ends(namespace) {
             self.mark(namespace, name);
         }
@@ -307,9 +307,9 @@ impl Account {
     }
 }
 
-/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without
-/// the fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only
-/// while the pod has conditions of a resize. `None` for a new pod.
+/// Whether a change of a pod leaves its usage the same. It does if it changes only the node name, the conditions, or
+/// metadata other than the fields of a deletion. The exception is a pod with conditions of a resize: its usage can
+/// depend on conditions and other metadata. A pod with the same usage is not parsed. `None` for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);

@@ -99,8 +99,8 @@ impl ByteLimits {
         Self { namespace: self.namespace.saturating_add(self.namespace / 8), all, all_if_small: all }
     }
 
-    /// The limits for updates by the components of the cluster. Small namespaces do not use up the part of the
-    /// components.
+    /// The limits for updates by the components of the cluster. They are higher than the limits for small namespaces,
+    /// so that small namespaces cannot use up the bytes for components.
     pub(crate) fn of_components(self) -> Self {
         let all = self.all.saturating_add(self.all / 8 * 3);
         Self { namespace: self.namespace.saturating_add(self.namespace / 4), all, all_if_small: all }

@@ -1,8 +1,8 @@
-//! ResourceClaims for the extended resources of pods. The usage of such a claim is _paid_ by the pod as far as the pod
-//! already counts in quotas for the same resources.
+//! ResourceClaims for the extended resources of pods. The pod may already count in quotas for the same resources. This
+//! part of the claim's usage is _paid_ by the pod: quotas do not count it again for the claim.
 //!
 //! The ledger determines the paid usage when it first counts the claim. The paid usage stays the same while the claim
-//! names the same pod and the pod counts. So the ledger later subtracts the amount that it has added.
+//! names the same pod and the pod counts. So the ledger later subtracts the same amount that it has added.
 //!
 //! A pod pays for one claim only. Any number of claims can name the pod until the scheduler writes the name of the
 //! claim into the pod's status.

@@ -45,7 +45,8 @@ impl Progress {
         }
     }
 
-    /// Waits until the revision is applied. Returns false if there will be no more revisions.
+    /// Waits until the revision is applied, without a time limit. Returns false if the wait was cancelled, which does
+    /// not happen: only requests that were dropped are removed.
     pub(super) async fn reach(&self, revision: u64) -> bool {
         let reached = {
             // `advance` takes the lock after it has set the revision, so no wake-up is missed.

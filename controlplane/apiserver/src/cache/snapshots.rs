@@ -27,7 +27,8 @@ pub(super) const LIFETIME: Duration = Duration::from_secs(300);
 const MAX_SNAPSHOTS: usize = 64;
 /// Maximum bytes of the states in the snapshots of a collection.
 const MAX_BYTES: usize = 16 << 20;
-/// Maximum bytes in the snapshots of all collections. Above it, only collections below [`SMALL_BYTES`] may add states.
+/// Maximum bytes in the snapshots of all collections. Above it, a collection that adds a state drops snapshots until it
+/// has at most [`SMALL_BYTES`].
 const MAX_ALL_BYTES: usize = 64 << 20;
 const SMALL_BYTES: usize = 1 << 20;
 /// Maximum bytes in the snapshots of all collections, including small collections.
@@ -53,7 +54,7 @@ pub(super) struct Snapshots {
 struct Snapshot {
     revision: u64,
     prefix: Box<str>,
-    /// The user whose list needs the snapshot, or all service accounts of its namespace.
+    /// The user whose list needs the snapshot. All service accounts of a namespace are one owner.
     owner: Box<str>,
     /// Time of the newest first page at this revision.
     taken: Instant,

@@ -19,7 +19,7 @@
 //! ```
 //!
 //! While the server runs, another server may write an object that this server cannot decrypt. The former state of the
-//! object stays visible. Without a former state, requests that need this object fail. This applies to all
+//! object stays visible. Without a former state, requests of clients that read this object fail. This applies to all
 //! resources.
 //!
 //! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache. A
@@ -394,8 +394,7 @@ impl Cache {
     }
 }
 
-/// Whether a resource is that of initializer configurations. The server needs it for admission, although it is not
-/// built-in.
+/// Whether the resource is InitializerConfigurations. The server needs it for admission, although it is not built-in.
 fn is_of_admission(group: &str, plural: &str) -> bool {
     (group, plural) == (initializers::GROUP, initializers::PLURAL)
 }

@@ -645,7 +645,7 @@ mod tests {
         assert_eq!((unread.bytes(), Arc::strong_count(&unread)), (0, 1));
     }
 
-    /// Each event of a collection reaches all its watches, so watches whose clients read slowly have the same bytes.
+    /// Each event of a collection reaches all its watches, so watches whose clients read slowly share the same bytes.
     #[test]
     fn few_of_many_equal_watches_end_at_the_limit() {
         let unread = Arc::<UnreadBytes>::default();

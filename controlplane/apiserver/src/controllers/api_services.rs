@@ -119,8 +119,9 @@ fn wanted(set: &Resources) -> Vec<Value> {
     named.map(|version| api_service(&version.group, &version.version)).collect()
 }
 
-/// Creates, corrects and deletes APIServices. `removable` has the names of those that may be deleted: this server has
-/// served their group versions. `None` at the start of the server: then any unwanted one is deleted.
+/// Creates, corrects and deletes APIServices. `removable` has the names of the APIServices that may be deleted, because
+/// this server has served their group versions. `None` at the start of the server: then each managed APIService that is
+/// not wanted is deleted.
 async fn reconcile(
     state: &Arc<State>,
     kind: &Arc<Resource>,

@@ -101,7 +101,8 @@ pub(crate) fn with_spec(spec: &Value) -> Resource {
     of_version(&definition, definition.version("v1").unwrap()).unwrap()
 }
 
-/// The warning about a deprecated version. The warning names the preferred version that is not deprecated.
+/// The warning about a deprecated version. Unless the definition sets the text, the warning names the preferred newer
+/// version that is served and not deprecated.
 fn deprecation(definition: &Definition, version: &Version) -> Option<Text> {
     let (group, kind) = (&definition.spec.group, &definition.spec.names.kind);
     let text = version.warning(group, kind)?;

@@ -1,6 +1,6 @@
 //! The decisions of authorization webhooks for expressions.
 //!
-//! An expression cannot wait for a webhook, because it runs on a thread that others need. A check without a known
+//! An expression cannot wait for a webhook, because it runs on a thread that other tasks need. A check without a known
 //! decision gets an error, and is recorded as missing. After the evaluation, the webhook decides the missing check. The
 //! expressions are then evaluated again from the beginning, with this decision.
 

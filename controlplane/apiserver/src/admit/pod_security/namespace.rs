@@ -1,5 +1,5 @@
-//! The Pod Security labels of a namespace. Invalid labels are refused. A stricter level causes a warning for each
-//! violation of the existing pods.
+//! The Pod Security labels of a namespace. Invalid labels are refused. A stricter level causes warnings about the
+//! existing pods that violate it.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -211,7 +211,8 @@ fn patched(
     webhook::completed(attributes, kind, new)
 }
 
-/// Denies the request, unless the failure policy is `Ignore` and applies to the reason.
+/// Denies the request, unless the failure policy is `Ignore`. An exhausted cost budget denies the request with every
+/// failure policy.
 fn failed(
     attributes: &Attributes<'_>,
     policy: &Policy<MutatingPolicy>,

@@ -18,7 +18,8 @@ const FAILED_OPEN_VALIDATION: &str = "failed-open.validating.webhook.admission.k
 pub(super) struct Place {
     /// Number of the call: 0 for the first call, 1 for the call after other plugins have changed the object.
     pub(super) round: u8,
-    /// Position of the webhook among all webhooks of its plugin.
+    /// Position of a mutating webhook among all webhooks of its plugin, or of a validating webhook among the webhooks
+    /// that the request matches.
     pub(super) index: usize,
 }
 

@@ -20,7 +20,7 @@ pub(in crate::admit) struct Hook {
     pub(crate) fail_closed: bool,
     /// Whether the webhook may be called for a dry run.
     pub(crate) dry_run: bool,
-    /// Whether the webhook is called again if a later webhook has changed the object.
+    /// Whether the webhook is called again if the object has changed after its call.
     pub(crate) reinvoke: bool,
     /// Version of the AdmissionReview.
     pub(crate) version: &'static str,

@@ -72,7 +72,7 @@ impl<'a> KeyQuery<'a> {
             None => Family::P521,
             Some(Algorithm::ES256) => Family::P256,
             Some(Algorithm::ES384) => Family::P384,
-            // Issuers may not use the algorithms of other keys.
+            // All other algorithms that issuers may use have RSA keys.
             Some(_) => Family::Rsa,
         };
         Self { id: id.filter(|id| !id.is_empty()), family }

@@ -27,7 +27,7 @@ const GROUP: &str = "authentication.k8s.io";
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 /// Extra value with the names of the caller's extra values, in the mode `associated-node`.
 const ASSOCIATED_KEYS: &str = "authentication.kubernetes.io/associated-node-keys";
-/// Number of values from which the permission for all values is checked first.
+/// Minimum number of values for which the permission for all values (`*`) is checked first.
 const MANY: usize = 4;
 
 /// A way to impersonate a user.
@@ -89,7 +89,7 @@ pub(crate) fn node_of_account(user: &User) -> Option<&str> {
     }
 }
 
-/// The node of a node's user name.
+/// The node name in the user name of a node. `None` for other users.
 fn node_name(user: &str) -> Option<&str> {
     user.strip_prefix(NODES).filter(|name| dns1123_subdomain(name).is_empty())
 }

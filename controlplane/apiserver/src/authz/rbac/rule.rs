@@ -125,7 +125,7 @@ impl Rule {
         }
     }
 
-    /// Whether the comparison of the rule with others may take long.
+    /// Whether the comparison of the rule with other rules may take long.
     pub(super) fn is_long(&self) -> bool {
         let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
         lists.iter().any(|list| list.len() > 100) || self.part_count() > 1000

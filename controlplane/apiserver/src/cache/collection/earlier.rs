@@ -14,8 +14,7 @@ impl Cache {
     /// Drops snapshots above their maximum age. While there are no snapshots, no timer runs.
     pub(in crate::cache) async fn drop_old_snapshots(&self) {
         loop {
-            // The notification is not enough: this future may have been dropped after it, when the watch of the store
-            // was lost.
+            // The notification alone is not enough: after a pass, the collections may still have younger snapshots.
             if !self.all().iter().any(|one| one.lock().has_snapshots()) {
                 self.snapshots_taken.notified().await;
             }
@@ -38,8 +37,8 @@ impl Cache {
 
 impl Collection {
     /// Keeps the objects under a prefix as they are at a revision, for the later pages of a list. `owner` is the user
-    /// of the list, or all service accounts of its namespace. Returns false if the history does not have all changes
-    /// after the revision.
+    /// of the list; all service accounts of a namespace are one owner. Returns false if the history does not have all
+    /// changes after the revision, or if the resource was removed.
     fn take_snapshot(&mut self, prefix: &str, revision: u64, owner: &str) -> bool {
         if revision < self.compacted || self.is_closed {
             return false;

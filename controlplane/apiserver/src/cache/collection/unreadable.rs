@@ -24,7 +24,8 @@ impl Collection {
         self.kind.clone()
     }
 
-    /// Waits for [`Collection::begin_load`], without objects.
+    /// Marks the collection, which must be empty, as not loaded. It ignores commits until [`Collection::begin_load`] is
+    /// called.
     pub(in crate::cache) fn unload(&mut self) {
         self.loading = Loading::Waiting;
         self.unreadable.clear();
@@ -137,7 +138,7 @@ impl Collection {
     /// All changes of one revision must come in one call. A list between two calls would return this revision without
     /// the changes of the second call. A watch that starts after this list would then miss these changes.
     pub(in crate::cache) fn apply_late(&mut self, entries: &[Entry], at: u64) -> Vec<Change> {
-        // The collection was loaded at a later revision. A watch from that revision would miss the changes. The next
+        // If the collection was loaded at a later revision, a watch from that revision would miss the changes. The next
         // attempt has a later revision.
         if !matches!(self.loading, Loading::Done) || at <= self.compacted {
             return Vec::new();

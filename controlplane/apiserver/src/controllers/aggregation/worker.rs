@@ -90,8 +90,8 @@ impl ServiceChanges {
         let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
         let slices =
             by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-        // A selector cannot contain an invalid name. Then all changes in the namespace cause a check. It finds no
-        // Service.
+        // A selector cannot contain an invalid name. In that case, all changes in the namespace cause a check, which
+        // finds no Service.
         let labels = LabelSelector::parse(&format!("kubernetes.io/service-name={name}")).unwrap_or_default();
         let fields = FieldSelector::parse(services, &format!("metadata.name={name}")).unwrap_or_default();
         let service = Scope { prefix: prefix_of(services, namespace), fields, ..Scope::default() };

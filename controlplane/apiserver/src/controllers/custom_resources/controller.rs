@@ -192,7 +192,7 @@ impl Controller {
                 "cannot write the status of a custom resource definition"
             );
         }
-        // The cleanup would miss objects that could not be loaded.
+        // If the objects could not be loaded, the cleanup would miss them.
         let finalizing =
             !is_retried && settled.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
         if settled.is_terminating() && finalizing && self.cleaning.insert(name.to_owned()) {
