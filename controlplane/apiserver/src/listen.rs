@@ -256,9 +256,9 @@ async fn wait_for_ending(
     }
 }
 
-/// The response to a request. `Err` is a request that was refused because there was no memory for it. The task of an
-/// HTTP/2 stream has the size of this future until the response is sent. The task of a watch has this size until the
-/// watch ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
+/// The response to a request. `request` is an error if there was no memory for the request. The task of an HTTP/2
+/// stream has the size of this future until the response is sent. The task of a watch has this size until the watch
+/// ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
 async fn respond<B>(
     server: Apiserver,
     request: Result<Request<B>, ApiError>,

@@ -1,9 +1,9 @@
-//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig
-//! files also contain the identities of this server at admission webhooks.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization, audit and image
+//! policies. Kubeconfig files also contain the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
-//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source
-//! address before their authentication, and by user afterwards.
+//! limited. Each webhook has a limit of its own on concurrent calls. The requests that use one webhook share its calls
+//! fairly: by source address before their authentication, and by user afterwards.
 
 pub(crate) mod cache;
 pub(crate) mod identities;

@@ -1,7 +1,8 @@
 //! `metrics.k8s.io`: usage of nodes and pods, computed for each request from the kubelets' summaries.
 //!
 //! A CPU rate needs two samples. Samples are kept for a minute, so that the next request needs only one more sample.
-//! Without earlier samples a request takes two samples, one second apart. Without requests nothing is sampled.
+//! Without earlier samples a request takes two samples, one second apart. Without requests nothing is sampled, except
+//! for the plugin InitialResources ([`record`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

@@ -75,7 +75,7 @@ fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls
     config.map(Arc::new).map_err(|error| format!("the client certificate is invalid: {error}"))
 }
 
-/// A connection that a call may open, and the end of the call.
+/// The permit for the connection of a call, and the deadline of the call.
 pub(crate) struct Slot {
     permit: WebhookPermit,
     deadline: Instant,

@@ -56,14 +56,14 @@ pub(crate) use crate::{
     stored::Stored,
 };
 
-/// Maximum retries on a revision conflict.
+/// Maximum attempts of a write. A conflict with another write causes the next attempt.
 const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
 /// Creates an object. With `generateName`, the full name is generated between mutating and validating admission.
-/// Earlier errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a
-/// copy of it.
+/// Earlier errors contain the prefix as the name. The future is boxed, because the futures of verbs and controllers
+/// would otherwise contain it.
 pub(crate) fn create(call: &Call, object: Value, writer: Writer) -> BoxFuture<'_, Result<Stored>> {
     Box::pin(create_object(call, object, writer))
 }
@@ -176,9 +176,10 @@ async fn commit_new(
     }
 }
 
-/// Refuses a new custom resource if its definition is being deleted or does not exist any more. Unlike upstream, the
-/// check is repeated before the commit: a slow body or webhook may delay the request until the other objects are
-/// deleted. The new object would then stay in the store, and a later definition with the same name would serve it.
+/// Refuses a new object of a custom resource if the definition is being deleted or does not exist any more. Unlike
+/// upstream, the check is repeated before the commit: a slow body or webhook may delay the request until the other
+/// objects are deleted. The new object would then stay in the store, and a later definition with the same name would
+/// serve it.
 fn check_definition(call: &Call, name: &str) -> Result<()> {
     let kind = &call.kind;
     let registry = call.state.registry.load();

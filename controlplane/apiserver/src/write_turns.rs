@@ -42,7 +42,7 @@ impl WriteTurns {
 }
 
 impl Default for WriteTurns {
-    /// One turn of each owner and object, and any number of them.
+    /// One turn at a time for each pair of owner and object. The number of pairs has no limit.
     fn default() -> Self {
         Self(LargeRequests::with_budget(u32::MAX, 1))
     }

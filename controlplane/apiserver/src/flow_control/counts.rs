@@ -14,7 +14,7 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, core::Collector, proto:
 
 use super::level::Rejection;
 
-/// Upper bounds of the times of requests, in seconds, as upstream.
+/// Upper bounds of the histogram buckets for the times of requests, in seconds, as upstream.
 const BOUNDS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 /// Values of the last label of the times in queues: whether the request got its seats.
 const EXECUTED: [&str; 2] = ["false", "true"];

@@ -110,8 +110,8 @@ fn check_uid(call: &Call, asked: &str, own: &str) -> Result<()> {
     Err(error)
 }
 
-/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
-/// extended.
+/// The extended lifetime in seconds of a pod's token, if [`EXTENDABLE_SECONDS`] is the requested lifetime. `None` if
+/// the token is not extended. Only tokens for this server are extended.
 fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> Option<i64> {
     let tokens = &call.state.authenticators.tokens;
     let is_extended = call.state.extend_tokens
