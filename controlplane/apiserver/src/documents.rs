@@ -105,7 +105,7 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
 }
 
 /// Media types that request the OpenAPI v2 document as protobuf. The response always has the first type. client-go
-/// requests the second type, but cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
+/// requests the second type, but cannot parse it in a response: RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",

@@ -227,7 +227,7 @@ impl FlowControl {
         }
     }
 
-    /// The times of requests, for metrics.
+    /// The waiting and execution times of requests, for metrics.
     pub(crate) fn times(&self) -> Vec<MetricFamily> {
         self.times.collect()
     }

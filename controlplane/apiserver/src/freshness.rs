@@ -38,7 +38,7 @@ const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 /// Otherwise, while etcd does not respond, the reads that wait for etcd would take the seats of all other reads.
 ///
 /// # Errors
-/// `Timeout` if the cache does not become current in time, and the request is a read that must not be older.
+/// `Timeout` if the cache does not become current in time, and the request is a read without `resourceVersion`.
 pub(crate) async fn wait(
     store: &dyn Store,
     cache: &Cache,
@@ -78,7 +78,7 @@ async fn becomes_current(store: &dyn Store, cache: &Cache) -> bool {
     }
 }
 
-/// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server
+/// Refuses a user whose credential is a stored object, if the store has not responded for a long time. Another server
 /// may have deleted the credential.
 pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
     if is_outdated(user, store.unreachable_for()) {

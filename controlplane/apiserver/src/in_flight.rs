@@ -54,8 +54,8 @@ const SHORT_SELECTORS: usize = 256;
 const PER_SELECTOR_BYTE: usize = 48;
 /// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
 const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
-/// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
-/// otherwise use up the memory of requests with valid credentials.
+/// Maximum bytes of all requests of unknown clients (anonymous, or refused by authentication) whose response is not
+/// sent yet. Clients that do not read could otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
 /// Bytes that each source always gets under [`MAX_UNAUTHENTICATED_BYTES`] and under [`MAX_UNKNOWN_BYTES`], even if
 /// other sources have used up the memory. A source needs no credentials to use memory. There are at most as many
@@ -88,7 +88,7 @@ pub(crate) struct InFlight {
     selectors: SharedCapacity,
     /// The memory of requests that are not authenticated yet, by source.
     unauthenticated: SharedCapacity,
-    /// The memory of requests of clients that authentication does not know, by source.
+    /// The memory of requests that are anonymous or that authentication has refused, by source.
     unknown: SharedCapacity,
     /// The connections in use: to each kubelet, and to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
@@ -183,8 +183,8 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many watches for `nodes` nodes, or if too little memory is
-    /// free for its selectors. `selectors` is the length of their text in bytes. `None` for users without a limit.
+    /// Counts a watch. Refuses it if its user has too many watches for `nodes` nodes, or if too little memory is free
+    /// for its selectors. `selectors` is the length of their text in bytes. `None` for users without a limit.
     pub(crate) fn watch(&self, user: &User, nodes: u64, selectors: usize) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
             return Ok(None);

@@ -58,7 +58,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2.
 const H2: &[u8] = b"h2";
-/// Maximum HTTP/2 streams of one connection, as upstream.
+/// Maximum HTTP/2 streams of one connection. Upstream's default is 100.
 const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
 const MAX_HEADER_BYTES: u32 = 64 << 10;

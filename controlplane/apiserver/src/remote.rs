@@ -27,7 +27,7 @@ const MAX_RESPONSE: usize = 1 << 20;
 const MAX_CONCURRENT_CALLS: usize = 100;
 /// Maximum calls that wait for one server. One owner gets at most a quarter of these waiting calls.
 const MAX_WAITING_CALLS: usize = 4096;
-/// Back-off before each retry, as upstream's webhook client.
+/// Back-off before each retry. Upstream's webhook client has the same factor, but one retry more, and jitter.
 const BACKOFFS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
 

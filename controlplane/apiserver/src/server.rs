@@ -284,7 +284,7 @@ impl Apiserver {
             Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
-        // Release the seats of a watch after its first events are collected.
+        // The seats of a watch are released here, after its first events are collected.
         if let Some(seats) = seats.filter(|_| !is_long) {
             reply.extensions_mut().insert(ShortLived::with_seats(seats));
         }

@@ -81,8 +81,8 @@ pub(crate) struct Slot {
     deadline: Instant,
 }
 
-/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A
-/// caller makes its review afterwards, so that waiting calls need little memory.
+/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. The
+/// caller creates its review after this wait, so that waiting calls need little memory.
 pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
     let deadline = Instant::now() + hook.timeout;
     let host = hook.host();

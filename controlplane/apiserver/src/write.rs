@@ -374,7 +374,8 @@ fn causes_of_update(kind: &Resource, part: Part, new: &Value, old: &Value) -> Ve
     }
 }
 
-/// Whether the object can be removed: it is being deleted, without grace period and without finalizers.
+/// Whether the object can be removed: it is being deleted, its grace period is 0, and it has no finalizers. A Namespace
+/// also must have no finalizers in its spec.
 pub(crate) fn is_finished(object: &Value) -> bool {
     let metadata = &object["metadata"];
     let empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);

@@ -122,7 +122,8 @@ fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> O
     is_extended.then_some(EXTENDED_SECONDS.min(most))
 }
 
-/// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.
+/// The claims about the bound object. A node gets tokens for its own pods only, with the audiences that the module
+/// `audience` permits.
 async fn bound(call: &Call, spec: &Value) -> Result<Value> {
     let reference = &spec["boundObjectRef"];
     let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);

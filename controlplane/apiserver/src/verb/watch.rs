@@ -253,9 +253,9 @@ fn error_event(form: Form, error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: a compacted
-/// revision, and a future revision of a watch with initial events. Clients rely on this: kube-rs lists again only after
-/// an ERROR event.
+/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: the error of a
+/// compacted revision, and, for a watch with initial events, the error of a future revision. Clients rely on this:
+/// kube-rs lists again only after an ERROR event.
 fn ended_by(form: Form, error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_event(form, error)));
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
