@@ -105,7 +105,7 @@ fn discovery_list(headers: &HeaderMap, list: &Value) -> Reply {
 }
 
 /// Media types that request the OpenAPI v2 document as protobuf. The response always has the first type. client-go
-/// requests the second type, but cannot parse it in a response, because RFC 2045 allows no `@` in a media type.
+/// requests the second type, but cannot parse it in a response: RFC 2045 allows no `@` in a media type.
 const OPENAPI_V2_PROTOBUF: [&str; 2] = [
     "application/com.github.proto-openapi.spec.v2.v1.0+protobuf",
     "application/com.github.proto-openapi.spec.v2@v1.0+protobuf",
@@ -132,7 +132,7 @@ fn openapi_v2(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<
     Ok(reply)
 }
 
-/// The OpenAPI v3 document of this server, or one that is converted for an aggregated server.
+/// The OpenAPI v3 document of this server, or the document that this server converts for an aggregated server.
 fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str) -> Result<Option<Reply>> {
     let is_known = |hash: &str| matches(headers, &quoted(hash));
     let failed = |error: io::Error| ApiError::internal(format!("cannot write the OpenAPI document: {error}"));
@@ -151,7 +151,7 @@ fn openapi_v3(state: &State, info: &RequestInfo, headers: &HeaderMap, path: &str
     Ok(Some(reply))
 }
 
-/// The document that is converted for an aggregated server without version 3.
+/// The OpenAPI v3 document that this server converts for an aggregated server without OpenAPI v3.
 fn converted_v3(
     state: &State,
     info: &RequestInfo,
@@ -160,7 +160,7 @@ fn converted_v3(
     let documents = &state.merged.versions;
     let Some(remote) = state.remotes.find(&info.path) else { return Ok(None) };
     let Some(hash) = remote_openapi::converted_hash(&remote) else {
-        // The server has a new document, and the new hash is not known yet.
+        // The aggregated server has a new document, and the hash of its conversion is not known yet.
         let Some(document) = remote_openapi::converted_v3(&remote) else { return Ok(None) };
         let body = documents.with_hash(&document.hash, |out| out.write_all(document.text.as_bytes()))?;
         return Ok(Some(VersionDocument { hash: document.hash, body: Some(body) }));
@@ -247,7 +247,8 @@ fn index(state: &State, resources: &Resources) -> Value {
     json!({"paths": paths})
 }
 
-/// A document about the issuer of tokens. Clients may cache it for an hour, as upstream, if the keys do not change.
+/// A document about the issuer of tokens. As upstream, clients may cache it for an hour, unless an external signer has
+/// the keys: it can change them at any time.
 fn of_issuer(state: &State, media: &'static str, document: &Value) -> Reply {
     let mut reply = reply::bytes(200, media, document.to_string());
     if state.authenticators.tokens.keys.are_own() {

@@ -35,7 +35,8 @@ pub(crate) struct Drain {
 pub(crate) enum Begun {
     /// The shutdown waits until all copies of the token are dropped.
     Counted(TaskTrackerToken),
-    /// The shutdown does not wait for the request: it is long-running, a probe, or from another API server.
+    /// The shutdown does not wait for the request: it is long-running, for a probe or for metrics, or from another API
+    /// server.
     NotCounted,
     /// The request must not run.
     Refused,

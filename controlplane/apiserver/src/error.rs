@@ -149,7 +149,7 @@ impl ApiError {
         Self::new(409, "Conflict", message)
     }
 
-    /// Server-side apply cannot merge a configuration. Upstream has no reason for it either.
+    /// Server-side apply cannot merge a configuration. As upstream, the error has no reason.
     pub(crate) fn of_apply(message: impl Into<String>) -> Self {
         Self::new(500, "", message)
     }
@@ -227,7 +227,8 @@ impl ApiError {
     }
 
     pub(crate) fn invalid(kind: &Resource, name: &str, causes: &[Cause]) -> Self {
-        // The stored version: upstream reports events of both groups as objects of the core group.
+        // The error names the stored version, because upstream reports events of both groups as objects of the core
+        // group.
         let kind = kind.stored_as();
         let message = coracle_kinds::validate::message(kind, name, causes);
         let mut error = Self::new(422, "Invalid", message).of_object(kind, name);

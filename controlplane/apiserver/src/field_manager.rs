@@ -108,7 +108,7 @@ pub(crate) fn record_create(call: &Call, object: &mut Value) {
 }
 
 /// Records the owner of the fields that an update changed. `requested` is the `managedFields` of the request, which is
-/// ignored for subresources. A list with one empty entry clears the field.
+/// ignored for subresources. An empty list, or a list with one empty entry, clears the field.
 pub(crate) fn record_update(call: &Call, old: &Value, new: &mut Value, requested: Option<&Value>) {
     let stored = || Managers::from_json(&old["metadata"]["managedFields"]).unwrap_or_default();
     let managers = match requested {

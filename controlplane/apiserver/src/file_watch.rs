@@ -23,8 +23,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
 /// may block: it runs on a blocking thread. `changed` reads the file itself, and returns whether it could use the
-/// content. After false, the next event in the directory causes another call, even with the same content. A writer may
-/// have truncated the file in between. A watch that fails is logged and restarted after a delay.
+/// content. After false, the next event in the directory causes another call, even with the same content: a writer may
+/// have truncated the file before `changed` read it. A watch that fails is logged and restarted after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(

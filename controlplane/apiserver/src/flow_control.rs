@@ -40,9 +40,10 @@ use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
 use note::Note;
 use schema::Schema;
 
-/// Number of objects of a list request for each seat, as upstream.
+/// Number of objects of a list request for each seat. Upstream uses this number if the gate `SizeBasedListCostEstimate`
+/// is off. The gate is on by default since v1.34: then seats depend on the size of the objects.
 const OBJECTS_PER_SEAT: u64 = 100;
-/// Maximum seats of one request, as upstream.
+/// Maximum seats of one request, as upstream with that gate off.
 const MAX_SEATS: u64 = 10;
 /// Divisor of the request timeout: a request waits at most for a quarter of it, as upstream.
 const WAIT_PART: u32 = 4;
@@ -227,7 +228,7 @@ impl FlowControl {
         }
     }
 
-    /// The times of requests, for metrics.
+    /// The waiting and execution times of requests, for metrics.
     pub(crate) fn times(&self) -> Vec<MetricFamily> {
         self.times.collect()
     }

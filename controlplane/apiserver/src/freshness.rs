@@ -34,11 +34,11 @@ const RETRY_SECONDS: u64 = 1;
 /// Maximum time that service account tokens and bootstrap tokens are accepted while the store does not respond.
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
-/// Waits until the cache is current enough for a request. A request that waits for a long time gives its seats back:
-/// while etcd does not respond, the reads that need it would otherwise leave no seats for reads that do not.
+/// Waits until the cache is current enough for a request. A request that waits for a long time gives its seats back.
+/// Otherwise, while etcd does not respond, the reads that wait for etcd would take the seats of all other reads.
 ///
 /// # Errors
-/// `Timeout` if the cache does not become current in time, and the request is a read that must not be older.
+/// `Timeout` if the cache does not become current in time, and the request is a read without `resourceVersion`.
 pub(crate) async fn wait(
     store: &dyn Store,
     cache: &Cache,
@@ -78,7 +78,7 @@ async fn becomes_current(store: &dyn Store, cache: &Cache) -> bool {
     }
 }
 
-/// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server
+/// Refuses a user whose credential is a stored object, if the store has not responded for a long time. Another server
 /// may have deleted the credential.
 pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
     if is_outdated(user, store.unreachable_for()) {
@@ -97,7 +97,8 @@ fn is_read(verb: &str) -> bool {
     matches!(verb, "get" | "list" | "watch")
 }
 
-/// Whether a request without `resourceVersion` must see all acknowledged commits. Logs and streams come from nodes.
+/// Whether a request without `resourceVersion` must see all acknowledged commits. Logs and streams do not count,
+/// because they come from nodes.
 fn is_consistent_read(info: &RequestInfo, kind: &Resource) -> bool {
     matches!(info.verb, "get" | "list") && kind.is_stored() && !is_long_running(info)
 }

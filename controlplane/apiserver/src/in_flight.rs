@@ -38,8 +38,8 @@ const WRITE: usize = 1;
 /// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2. Each
 /// unread event of its collection takes some additional bytes.
 const MAX_WATCHES: usize = 10_000;
-/// Maximum watches of such an owner for each node. The higher of the two limits applies, because the pods of a
-/// DaemonSet use one service account.
+/// Maximum watches of one user, or of all service accounts of a namespace, for each node. The higher of the two limits
+/// applies, because the pods of a DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
@@ -54,11 +54,12 @@ const SHORT_SELECTORS: usize = 256;
 const PER_SELECTOR_BYTE: usize = 48;
 /// Maximum bytes of all requests that are not authenticated yet. A webhook may delay the authentication for seconds.
 const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
-/// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
-/// otherwise use up the memory of requests with valid credentials.
+/// Maximum bytes of all requests of unknown clients (anonymous, or refused by authentication) whose response is not
+/// sent yet. Clients that do not read could otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes that each source always gets under each of the two limits above, even if other sources have used up the
-/// memory. A source needs no credentials to use memory. There are at most as many sources as connections.
+/// Bytes that each source always gets under [`MAX_UNAUTHENTICATED_BYTES`] and under [`MAX_UNKNOWN_BYTES`], even if
+/// other sources have used up the memory. A source needs no credentials to use memory. There are at most as many
+/// sources as connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
@@ -87,7 +88,7 @@ pub(crate) struct InFlight {
     selectors: SharedCapacity,
     /// The memory of requests that are not authenticated yet, by source.
     unauthenticated: SharedCapacity,
-    /// The memory of requests of clients that authentication does not know, by source.
+    /// The memory of requests that are anonymous or that authentication has refused, by source.
     unknown: SharedCapacity,
     /// The connections in use: to each kubelet, and to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
@@ -182,8 +183,8 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many watches for `nodes` nodes, or too little memory is free
-    /// for its selectors. Their text has `selectors` bytes. `None` for users without a limit.
+    /// Counts a watch. Refuses it if its user has too many watches for `nodes` nodes, or if too little memory is free
+    /// for its selectors. `selectors` is the length of their text in bytes. `None` for users without a limit.
     pub(crate) fn watch(&self, user: &User, nodes: u64, selectors: usize) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
             return Ok(None);
@@ -267,7 +268,7 @@ impl InFlight {
         Ok(memory)
     }
 
-    /// Memory for the response of a webhook. Its own limit prevents that webhooks use up the memory of clients.
+    /// Memory for the response of a webhook. The limit is separate, so webhooks cannot use up the memory of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory::of(&self.responses, host)
     }

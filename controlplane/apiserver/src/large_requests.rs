@@ -48,7 +48,7 @@ fn lock(owners: &Owners) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
 // === impl LargeRequests ===
 
 impl LargeRequests {
-    /// A budget of other units, of which one owner gets a part.
+    /// A budget of `units` units of any kind. One owner gets at most `own_units` of them.
     pub(crate) fn with_budget(units: u32, own_units: u32) -> Self {
         Self { budget: semaphore(units), own_units, owners: Owners::default() }
     }

@@ -1,9 +1,10 @@
 //! The Kubernetes API over HTTP: authentication, authorization, admission, storage, watch, discovery.
 //!
-//! Start reading at [`Apiserver::handle`] (`server.rs`). Every request, from the network or from inside the process, is
-//! authenticated (`authn`) and authorized (`authz`), then runs one verb (`verb/`) or subresource (`sub/`). `write.rs`
-//! lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes once.
-//! `registry.rs` has the set of served resources; [`Apiserver::add_resource`] adds a custom resource at run time.
+//! Start reading at [`Apiserver::handle`] (`server.rs`). Requests from the network are authenticated (`authn`). Callers
+//! in this process pass their identity. Each request is authorized (`authz`), then runs one verb (`verb/`) or
+//! subresource (`sub/`). `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds
+//! each object's bytes once. `registry.rs` has the set of served resources; [`Apiserver::add_resource`] adds a custom
+//! resource at run time.
 //!
 //! Modules depend downwards only; `integration/tests/tidy/modules.rs` checks that there are no cycles:
 //!
@@ -19,7 +20,8 @@
 //! | values | `browsers`, `cel_metrics`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
 //! Invariants:
-//! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
+//! - Rules of single kinds belong to `coracle-kinds`. Verbs are generic over its resources, with a few exceptions, such
+//!   as the grace period of pods in `verb/delete.rs`.
 //! - A write is answered after the cache contains it, so a client always reads its own writes.
 //! - A request that no authorizer allows is forbidden.
 

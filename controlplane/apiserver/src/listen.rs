@@ -58,7 +58,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
 /// ALPN name of HTTP/2.
 const H2: &[u8] = b"h2";
-/// Maximum HTTP/2 streams of one connection, as upstream.
+/// Maximum HTTP/2 streams of one connection. Upstream's default is 100.
 const MAX_STREAMS: u32 = 250;
 /// Maximum bytes of the headers of one HTTP/2 request.
 const MAX_HEADER_BYTES: u32 = 64 << 10;
@@ -256,9 +256,9 @@ async fn wait_for_ending(
     }
 }
 
-/// The response to a request. `Err` is a request that was refused because there was no memory for it. The task of an
-/// HTTP/2 stream has the size of this future until the response is sent. The task of a watch has this size until the
-/// watch ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
+/// The response to a request. `request` is an error if there was no memory for the request. The task of an HTTP/2
+/// stream has the size of this future until the response is sent. The task of a watch has this size until the watch
+/// ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
 async fn respond<B>(
     server: Apiserver,
     request: Result<Request<B>, ApiError>,

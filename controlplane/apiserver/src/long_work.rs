@@ -4,8 +4,8 @@
 //! other requests wait until that request leaves the queue. So the owners take turns, and an owner with many waiting
 //! requests does not delay other owners.
 //!
-//! A waiting request holds its objects in memory, and may hold no seats. So the number of waiting requests is limited,
-//! too.
+//! A waiting request holds its objects in memory, even after it has given its seats back. So the number of waiting
+//! requests is limited, too.
 
 use std::{
     collections::HashMap,

@@ -40,7 +40,8 @@ pub(crate) enum BodyType {
 
 /// Media type of protobuf. In the `forms` of [`negotiate`] it means: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
-/// YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow style.
+/// Media type of YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow
+/// style.
 pub(crate) const YAML: &str = "application/yaml";
 /// Form of [`negotiate`] for the metadata of one object.
 pub(crate) const METADATA: &str = "PartialObjectMetadata";
@@ -50,7 +51,8 @@ pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
 /// The form of the response: the first form in the client's order of preference that the server supports. Unchanged
-/// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
+/// objects are written in protobuf only for clients that do not read JSON, because stored objects are already encoded
+/// in JSON.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
     let accept = accepted(headers);
     if accept.trim().is_empty() {

@@ -1,8 +1,8 @@
 //! The OpenAPI v2 document of all served resources, including the parts of aggregated servers.
 //!
-//! The ETag of the document is computed from the resources and the parts, so it needs no build. The document is built
-//! when a client asks for it. The server keeps the document compressed, and for a short time only: it is large, and
-//! clients cache it.
+//! The ETag is computed from the resources and the parts, so it does not need the document. The document is built when
+//! a client asks for it. The server keeps the document compressed, and for a short time only: it is large, and clients
+//! cache it.
 
 mod base;
 mod packed;
@@ -95,8 +95,8 @@ impl Merged {
         if let Some(body) = cached.get(&tag) {
             return Some(Document { tag, body: Some(body) });
         }
-        // A document with another tag is kept, so the resources or the parts have changed lately. They may change
-        // again.
+        // If a document with another tag is cached, the resources or the parts have changed recently. They may change
+        // again soon.
         let is_changing = cached.built().is_some();
         let write = |out: &mut dyn Write| {
             let mut document = self.base.document(resources, is_changing);

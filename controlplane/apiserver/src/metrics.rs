@@ -1,8 +1,8 @@
 //! `/metrics` in the text format of Prometheus, with the names and labels of upstream.
 //!
-//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Requests are counted when they are answered; all other values
-//! are read when a client requests the metrics. Labels come from the registry and not from the request, so that clients
-//! cannot create label values.
+//! Source: `apiserver/pkg/endpoints/metrics/metrics.go`. Events such as answered requests are counted when they happen.
+//! The current state, such as the number of objects, is read when a client requests the metrics. Labels come from the
+//! registry and not from the request, so that clients cannot create label values.
 
 mod access;
 mod admission;

@@ -85,7 +85,7 @@ pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> Resu
 }
 
 /// Runs a function on the body of a request, such as its parsing or a patch. A slow function waits for a slot, as with
-/// [`run_long`]. The slots are other ones, so that bodies do not wait for functions that take seconds.
+/// [`run_long`]. Bodies have slots of their own, so that they do not wait for functions that take seconds.
 ///
 /// # Errors
 /// Too many requests of the owner, or of all owners, wait for a slot. The function did not run.

@@ -13,6 +13,6 @@ pub(crate) enum Part {
     Resize,
     /// The approval of a certificate signing request.
     Approval,
-    /// Changes by the server itself, without strategy, admission and validation.
+    /// Changes without strategy, admission and validation: by the server itself, or by the subresource `finalize`.
     Internal,
 }

@@ -23,7 +23,8 @@ fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
         .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
 }
 
-/// Names of the secrets with which a node mounts volumes of other types. Source: upstream's `VisitPodSecretNames`.
+/// Names of the secrets that a node needs to mount volumes of types such as `iscsi` and `csi`. Source: upstream's
+/// `VisitPodSecretNames`.
 fn mount_secrets(pod: &Value) -> impl Iterator<Item = &Value> {
     list(&pod["spec"], "volumes").flat_map(|volume| {
         let names = WITH_SECRET_REF.into_iter().map(move |field| &volume[field]["secretRef"]["name"]);

@@ -1,5 +1,5 @@
 //! A future beside the main work of a task, for example a time limit. A task polls all of its futures at each wake-up.
-//! To poll a timer or a cancellation token takes locks that other tasks use. A connection with a watch wakes up for
+//! Polling a timer or a cancellation token takes locks that other tasks use. A connection with a watch wakes up for
 //! each event. Without this type, a change that reaches a thousand watches would poll thousands of unchanged time
 //! limits.
 

@@ -21,7 +21,7 @@ use crate::{cache::Object, in_flight::BodyMemory, media::Form, offload};
 /// Minimum bytes of each chunk except the last.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
-/// Minimum bytes of the objects' JSON that is encoded without a pause for other requests.
+/// Minimum bytes of the objects' JSON that are encoded between two pauses for other requests.
 const PART_BYTES: usize = 1 << 20;
 
 /// The body of a list in protobuf.

@@ -46,7 +46,8 @@ pub(crate) struct Update<'a> {
     pub(crate) part: Part,
 }
 
-/// Checks a create, or an update, against the quotas of the namespace. `name` is used in errors.
+/// Checks a create, or an update, against the quotas of the namespace. `name` is used in errors. Returns the permit
+/// that the caller must hold until the commit, if the commit needs one.
 pub(crate) async fn charge(
     call: &Call,
     name: &str,
@@ -137,8 +138,8 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
     }
 }
 
-/// The usage of an account, including objects of the requested kind that cannot be decrypted. These are in no account.
-/// They count with the amounts that all objects of the kind have.
+/// The usage of an account, including objects of the requested kind that cannot be decrypted. No account contains these
+/// objects. Each of them counts with the amounts that every object of the kind has.
 fn with_unknown<'a>(call: &Call, quota: &Quota, used: &'a Usage, now: Timestamp) -> Result<Cow<'a, Usage>> {
     let collection = call.state.cache.of(&call.kind)?;
     let unknown = collection.lock().unknown_len(&prefix_of(&call.kind, call.namespace()));

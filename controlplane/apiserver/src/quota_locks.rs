@@ -13,8 +13,8 @@ pub(crate) struct Locks([Arc<Mutex<()>>; QUOTA_GUARDS]);
 /// The permit to use the quotas of a namespace: the lock within this server, and the guard against other servers.
 pub(crate) struct QuotaPermit {
     _lock: OwnedMutexGuard<()>,
-    /// The commit fails if another server has used quotas of the namespace meanwhile. `None` if there are no other
-    /// servers.
+    /// The commit fails if another server has used quotas of the namespace meanwhile. `None` if no other server can
+    /// write, or if the kind needs no guard for quotas.
     pub(crate) guard: Option<Guard>,
 }
 

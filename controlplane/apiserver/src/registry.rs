@@ -62,7 +62,7 @@ impl Registry {
         self.current.load()
     }
 
-    /// Receives each new set. A slow receiver skips to the newest set.
+    /// Returns a receiver of each new set. A slow receiver skips to the newest set.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Arc<Resources>> {
         self.changes.subscribe()
     }
@@ -104,7 +104,8 @@ impl Registry {
     }
 }
 
-/// The stored version of one resource's versions. `None` if they belong to different resources.
+/// The stored version of one resource's versions. `None` if they belong to different resources, or have different
+/// stored versions.
 fn stored_version(versions: &[Arc<Resource>]) -> Option<Arc<Resource>> {
     let first = versions.first()?;
     let stored = |resource: &Arc<Resource>| resource.storage.clone().unwrap_or_else(|| resource.clone());

@@ -1,9 +1,9 @@
-//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig
-//! files also contain the identities of this server at admission webhooks.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization, audit and image
+//! policies. Kubeconfig files also contain the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
-//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source
-//! address before their authentication, and by user afterwards.
+//! limited. Each webhook has a limit of its own on concurrent calls. The requests that use one webhook share its calls
+//! fairly: by source address before their authentication, and by user afterwards.
 
 pub(crate) mod cache;
 pub(crate) mod identities;
@@ -27,7 +27,7 @@ const MAX_RESPONSE: usize = 1 << 20;
 const MAX_CONCURRENT_CALLS: usize = 100;
 /// Maximum calls that wait for one server. One owner gets at most a quarter of these waiting calls.
 const MAX_WAITING_CALLS: usize = 4096;
-/// Back-off before each retry, as upstream's webhook client.
+/// Back-off before each retry. Upstream's webhook client has the same factor, but one retry more, and jitter.
 const BACKOFFS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
 

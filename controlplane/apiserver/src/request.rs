@@ -15,7 +15,7 @@ pub const BACKUP_PATH: &str = "/coracle/backup";
 #[derive(Clone, Debug)]
 pub(crate) struct RequestInfo {
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, `deletecollection`. For non-resource paths the
-    /// method in lower case.
+    /// method in lower case. Empty for all other methods.
     pub(crate) verb: &'static str,
     /// The path in the client's encoding.
     pub(crate) path: String,

@@ -7,8 +7,9 @@ tokio::task_local! {
     static OWNER: Arc<str>;
 }
 
-/// Runs a request of an owner. All members of `system:masters`, and tasks without a request, have an empty name. They
-/// have no limits of their own for connections to webhooks. Elsewhere they count as one owner.
+/// Runs a request of an owner. All members of `system:masters`, and tasks without a request, have an empty name. The
+/// limits of one owner on connections to webhooks and on waits in `long_work` do not apply to them. Elsewhere they
+/// count as one owner.
 pub(crate) async fn scope<F: Future>(owner: Arc<str>, request: F) -> F::Output {
     OWNER.scope(owner, request).await
 }

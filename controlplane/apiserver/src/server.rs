@@ -54,8 +54,8 @@ struct Incoming {
     record: Option<Arc<Record>>,
     /// Whether the request comes from a caller in this process.
     is_local: bool,
-    /// Whether large bodies need no permit: the caller is in this process, or a member of `system:masters`.
-    /// Impersonation does not change this.
+    /// Whether the request needs no permit of a large request: the caller is in this process, or a member of
+    /// `system:masters`. Impersonation does not change this.
     is_exempt: bool,
     peer: Option<IpAddr>,
 }
@@ -75,13 +75,13 @@ impl Apiserver {
         self.state.registry.remove(&self.state.cache, group, plural).await;
     }
 
-    /// Receives the set of served resources after each change.
+    /// Returns a receiver of the set of served resources. Each change of the set notifies it.
     #[must_use]
     pub fn resources(&self) -> watch::Receiver<Arc<Resources>> {
         self.state.registry.subscribe()
     }
 
-    /// Receives the revision of the store after each change.
+    /// Returns a receiver of the store's revision. Each change of the revision notifies it.
     #[must_use]
     pub fn revisions(&self) -> watch::Receiver<u64> {
         self.state.cache.revisions()
@@ -284,7 +284,7 @@ impl Apiserver {
             Err(error) => Ok((terminated(&error), None)),
         };
         let (mut reply, seats) = answered.unwrap_or_else(|error| (reply::failure(&error), None));
-        // Release the seats of a watch after its first events are collected.
+        // The seats of a watch are released here, after its first events are collected.
         if let Some(seats) = seats.filter(|_| !is_long) {
             reply.extensions_mut().insert(ShortLived::with_seats(seats));
         }

@@ -50,7 +50,7 @@ impl ServiceRange {
         Self(IpNetwork::new(network.network(), network.prefix()).unwrap_or(network))
     }
 
-    /// The API server's own service address: the first address of the range.
+    /// The API server's own service address: the first address after the network address.
     #[must_use]
     pub fn own(self) -> Option<IpAddr> {
         self.nth(1)

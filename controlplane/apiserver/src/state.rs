@@ -72,13 +72,13 @@ pub(crate) struct State {
     pub(crate) byte_limits: ByteLimits,
     /// Maximum validity of service account tokens in seconds.
     pub(crate) max_token_seconds: Option<i64>,
-    /// Whether tokens of pods with the default validity are accepted for a year.
+    /// Whether tokens of pods with the validity that the plugin ServiceAccount requests are accepted for a year.
     pub(crate) extend_tokens: bool,
     /// Minimum duration of a watch whose request has no timeout; 0: no limit.
     pub(crate) min_watch: Duration,
     /// Time over which the ends of watches are spread at the shutdown.
     pub(crate) watch_grace: Duration,
-    /// Whether priority levels share the requests in flight.
+    /// Whether priority levels limit the requests in flight (API Priority and Fairness).
     pub(crate) priority_and_fairness: bool,
     /// Probability that a request asks its HTTP/2 client to connect again; 0 for never.
     pub(crate) goaway_chance: f64,

@@ -28,7 +28,7 @@ pub(crate) async fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
     let api_version = sub.api_version();
     let schema = coracle_kinds::kind::schema_of(&api_version, &sub.kind).ok_or_else(ApiError::no_resource)?;
-    // As upstream, clients may evict with the version that preceded v1.
+    // As upstream, clients may send an Eviction of the older version `policy/v1beta1`.
     let alias = (sub.kind == "Eviction").then_some("policy/v1beta1");
     let expected = Expected::defined(&api_version, &sub.kind, schema).or_version(alias);
     let (mut object, warnings) = call.decode(&expected).await?;

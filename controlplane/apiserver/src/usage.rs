@@ -1,7 +1,8 @@
 //! `metrics.k8s.io`: usage of nodes and pods, computed for each request from the kubelets' summaries.
 //!
 //! A CPU rate needs two samples. Samples are kept for a minute, so that the next request needs only one more sample.
-//! Without earlier samples a request takes two samples, one second apart. Without requests nothing is sampled.
+//! Without earlier samples a request takes two samples, one second apart. Without requests nothing is sampled, except
+//! for the plugin InitialResources ([`record`]).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -36,7 +37,8 @@ pub(crate) const GROUP: &str = "metrics.k8s.io";
 const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
 /// Time between the two samples if there is no earlier sample.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
-/// Maximum time to get the samples of a node, including the wait for another request that gets them.
+/// Maximum time to get the samples of a node. The wait for another request that gets them may take the same time
+/// before.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a summary.
 const MAX_SUMMARY: usize = 16 << 20;

@@ -23,7 +23,7 @@ const BUCKETS_OF_POWER: u64 = 8;
 /// Smallest and largest value of each resource that gets a bucket of its own. These values limit the number of buckets.
 const CPU_MILLIS: [u64; 2] = [1, 1 << 20];
 const MEMORY_BYTES: [u64; 2] = [1 << 20, 1 << 46];
-/// Samples that an estimate needs before it uses more distant data, as upstream.
+/// An estimate uses more distant data only if the nearer data have fewer samples than this, as upstream.
 const MIN_SAMPLES: u64 = 30;
 
 /// Options of the admission plugin InitialResources, with upstream's defaults.
@@ -113,8 +113,8 @@ impl UsageHistory {
     }
 
     /// The estimate of a container's usage; `None` without samples. Source: `getEstimation` of
-    /// `plugin/pkg/admission/initialresources`. The order is: own namespace before all namespaces, this week before the
-    /// month, same tag before all tags.
+    /// `plugin/pkg/admission/initialresources`. The order is: own namespace before all namespaces, the current and the
+    /// previous week before all kept weeks, same tag before all tags.
     pub(crate) fn estimate(
         &self,
         resource: Estimated,

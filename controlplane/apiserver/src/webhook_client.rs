@@ -75,14 +75,14 @@ fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls
     config.map(Arc::new).map_err(|error| format!("the client certificate is invalid: {error}"))
 }
 
-/// A connection that a call may open, and the end of the call.
+/// The permit for the connection of a call, and the deadline of the call.
 pub(crate) struct Slot {
     permit: WebhookPermit,
     deadline: Instant,
 }
 
-/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A
-/// caller makes its review afterwards, so that waiting calls need little memory.
+/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. The
+/// caller creates its review after this wait, so that waiting calls need little memory.
 pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
     let deadline = Instant::now() + hook.timeout;
     let host = hook.host();

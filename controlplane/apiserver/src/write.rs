@@ -56,14 +56,14 @@ pub(crate) use crate::{
     stored::Stored,
 };
 
-/// Maximum retries on a revision conflict.
+/// Maximum attempts of a write. A conflict with another write causes the next attempt.
 const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
 /// Creates an object. With `generateName`, the full name is generated between mutating and validating admission.
-/// Earlier errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a
-/// copy of it.
+/// Earlier errors contain the prefix as the name. The future is boxed, because the futures of verbs and controllers
+/// would otherwise contain it.
 pub(crate) fn create(call: &Call, object: Value, writer: Writer) -> BoxFuture<'_, Result<Stored>> {
     Box::pin(create_object(call, object, writer))
 }
@@ -176,9 +176,10 @@ async fn commit_new(
     }
 }
 
-/// Refuses a new custom resource if its definition is being deleted or does not exist any more. Unlike upstream, the
-/// check is repeated before the commit: a slow body or webhook may delay the request until the other objects are
-/// deleted. The new object would then stay in the store, and a later definition with the same name would serve it.
+/// Refuses a new object of a custom resource if the definition is being deleted or does not exist any more. Unlike
+/// upstream, the check is repeated before the commit: a slow body or webhook may delay the request until the other
+/// objects are deleted. The new object would then stay in the store, and a later definition with the same name would
+/// serve it.
 fn check_definition(call: &Call, name: &str) -> Result<()> {
     let kind = &call.kind;
     let registry = call.state.registry.load();
@@ -373,7 +374,8 @@ fn causes_of_update(kind: &Resource, part: Part, new: &Value, old: &Value) -> Ve
     }
 }
 
-/// Whether the object can be removed: it is being deleted, without grace period and without finalizers.
+/// Whether the object can be removed: it is being deleted, its grace period is 0, and it has no finalizers. A Namespace
+/// also must have no finalizers in its spec.
 pub(crate) fn is_finished(object: &Value) -> bool {
     let metadata = &object["metadata"];
     let empty = |list: &Value| list.as_array().is_none_or(Vec::is_empty);

@@ -1,7 +1,8 @@
 //! Turns of the retries of writes to one object.
 //!
-//! All writes that wait for the commit of another write to the same object would retry at the same time, and all but
-//! one of them would conflict again. With turns, `n` concurrent writes need about `2 n` attempts, not `n * n / 2`.
+//! Without turns, all writes that wait for the commit of another write to the same object would retry at the same time.
+//! All but one of them would conflict again. With turns, `n` concurrent writes need about `2 n` attempts, not `n * n /
+//! 2`.
 //!
 //! Only the writes of one owner take turns. So a user who makes its writes slow on purpose does not delay the writes of
 //! nodes, controllers and other users to the same object.
@@ -13,8 +14,8 @@ use crate::{
     request_owner, waits,
 };
 
-/// Maximum wait for a turn. Then the write continues without a turn: the write that has the turn may wait for a slow
-/// webhook, or for a webhook that itself writes to the object.
+/// Maximum wait for a turn. Then the write continues without a turn. The write that has the turn may wait for a webhook
+/// that is slow, or that itself writes to the object.
 const MAX_WAIT: Duration = Duration::from_secs(2);
 
 /// The retries of writes, by their owners and the keys of their objects.
@@ -42,7 +43,7 @@ impl WriteTurns {
 }
 
 impl Default for WriteTurns {
-    /// One turn of each owner and object, and any number of them.
+    /// One turn at a time for each pair of owner and object. The number of pairs has no limit.
     fn default() -> Self {
         Self(LargeRequests::with_budget(u32::MAX, 1))
     }

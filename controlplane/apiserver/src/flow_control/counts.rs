@@ -14,14 +14,14 @@ use prometheus::{Histogram, HistogramOpts, HistogramVec, core::Collector, proto:
 
 use super::level::Rejection;
 
-/// Upper bounds of the times of requests, in seconds, as upstream.
+/// Upper bounds of the buckets of waiting and execution times, in seconds, as upstream.
 const BOUNDS: [f64; 13] = [0.0, 0.005, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0];
 /// Values of the last label of the times in queues: whether the request got its seats.
 const EXECUTED: [&str; 2] = ["false", "true"];
 /// Values of the last label of the times of execution: whether the request is a watch.
 const TYPES: [&str; 2] = ["regular", "watch"];
 
-/// The times of requests, by level and schema.
+/// Histograms of the waiting and execution times of requests, by level and schema.
 pub(super) struct Times {
     waits: HistogramVec,
     executions: HistogramVec,
@@ -126,7 +126,7 @@ impl Times {
         Executing { counts: Arc::clone(counts), seats, started: Instant::now(), times: times.clone() }
     }
 
-    /// Removes the times of a schema that does not exist any more.
+    /// Removes the histograms of a schema that does not exist any more.
     pub(super) fn forget(&self, labels: Labels<'_>) {
         let Labels { level, schema } = labels;
         for (times, values) in [(&self.waits, EXECUTED), (&self.executions, TYPES)] {

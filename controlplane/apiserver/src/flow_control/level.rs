@@ -23,7 +23,7 @@ const MAX_WAITING: usize = 2000;
 /// Maximum waiting requests of one level, as a multiple of the free slots of [`MAX_WAITING`]. So one level gets at most
 /// three quarters of the slots. The other slots stay for other levels, such as those of nodes and controllers.
 const PER_FREE_SLOT: usize = 3;
-/// Assumed seat time of a request when it starts, in microseconds.
+/// Assumed duration of a running request, in microseconds. At its end, the real duration is charged instead.
 const ESTIMATE: u64 = 3000;
 
 /// The configuration of a level.

@@ -55,8 +55,8 @@ struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
     rest: Bytes,
-    /// Counts compressed frames. Other layers have already counted frames that are not compressed. `None` for watches,
-    /// and without a limit.
+    /// Counts frames that compression or indentation has made. `CountedBody` has already counted the other frames.
+    /// `None` for long-running requests, and for refused requests.
     reader: Option<Arc<Reader>>,
     request: Arc<TrackedRequest>,
 }
@@ -140,7 +140,8 @@ impl Activity {
         self.stuck.cancelled().await;
     }
 
-    /// Ends the response of the current task after `wait`. The request drops the result at its end, which cancels this.
+    /// Ends the response of the current task after `wait`. The request drops the returned guard at its end, which
+    /// cancels the wait.
     fn end_response_after(&self, wait: impl Future<Output = ()> + Send + 'static) -> DropGuard {
         let (ended, stuck, stream) = (CancellationToken::new(), self.stuck.clone(), stream_end());
         let guard = ended.clone().drop_guard();
@@ -163,12 +164,12 @@ impl Activity {
 // === impl Running ===
 
 impl Running {
-    /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
-    /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
-    /// After the limit, the server ends the response: it ends the HTTP/2 stream, or the HTTP/1.1 connection. It also
-    /// ends an HTTP/2 connection that still holds large frames of the stream. If the client reads a response slowly,
-    /// the seats of the request are released before the limit. A response also ends if its reader is evicted because of
-    /// the limit on unread bytes (`unread_bytes`).
+    /// Returns the response with a body that keeps the request running until the body is sent or dropped. A time limit
+    /// applies to the sending of a short-lived response. It also applies to the first events of a watch, and to the
+    /// last events after its end. After the limit, the server ends the response: it ends the HTTP/2 stream, or the
+    /// HTTP/1.1 connection. It also ends an HTTP/2 connection that still holds large frames of the stream. If the
+    /// client reads a response slowly, the seats of the request are released before the limit. A response also ends if
+    /// its reader is evicted because of the limit on unread bytes (`unread_bytes`).
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();

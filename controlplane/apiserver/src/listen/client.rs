@@ -29,8 +29,9 @@ pub(super) struct Client {
     pub(super) permit: Arc<ConnectionPermit>,
 }
 
-/// Maximum bytes of memory that a request takes before its handler reads the body. `buffered` bytes of its header count
-/// already. The target and the values of an HTTP/1.1 header are parts of the connection's buffer. Names are copies.
+/// Maximum bytes of memory that a request takes before its handler reads the body. `buffered` bytes of its header are
+/// already counted. The target and the values of an HTTP/1.1 header are parts of the connection's buffer. Names are
+/// copies.
 fn unread_size<B: Body>(request: &Request<B>, buffered: usize) -> usize {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
     let headers = request.headers();
@@ -53,8 +54,8 @@ pub(super) fn refusal(error: &ApiError) -> Reply {
 
 impl Client {
     /// Attaches the client to a request, and reserves memory until the request is authenticated. A client with a
-    /// certificate needs no such memory: its authentication does not wait. `buffered` bytes of the header count
-    /// already.
+    /// certificate needs no such memory: its authentication does not wait. `buffered` bytes of the header are already
+    /// counted.
     ///
     /// # Errors
     /// 429 if other requests that are not authenticated yet have reserved the memory.

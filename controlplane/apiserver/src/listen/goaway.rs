@@ -1,4 +1,4 @@
-//! Asks HTTP/2 clients by chance to connect again, so that they spread over several API servers. Source:
+//! Asks randomly chosen HTTP/2 clients to connect again, so that they spread over several API servers. Source:
 //! `WithProbabilisticGoaway` of `k8s.io/apiserver`.
 
 use http::Response;
@@ -22,7 +22,7 @@ impl GoAway {
         Self { chance: if is_http2 { chance } else { 0.0 }, is_http2, decided: Notify::new() }
     }
 
-    /// Decides by chance, for one request.
+    /// Decides for one request: with the probability `chance`, the client must connect again.
     pub(super) fn decide(&self) {
         if self.chance > 0.0 && rand::random::<f64>() < self.chance {
             self.decided.notify_one();

@@ -20,7 +20,7 @@ const MAX_READ: usize = (8 << 10) - 1;
 /// A stream with reads of at most [`MAX_READ`] bytes.
 pub(super) struct SmallReads<I, T> {
     io: I,
-    /// Reads are short while this reference is alive.
+    /// Reads are short while the referenced value exists.
     limiting: Weak<T>,
 }
 

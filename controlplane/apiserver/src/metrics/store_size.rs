@@ -16,7 +16,7 @@ pub(super) fn families(store: &dyn Store, members: &[MemberSize]) -> Vec<MetricF
     if let Some(bytes) = store.size() {
         size.with_label_values(&["embedded-0"]).set(signed(bytes));
     }
-    // As upstream, the size at one of the members.
+    // As upstream, this is the size at one of the members.
     if let Some(bytes) = members.iter().find_map(|member| member.bytes) {
         size.with_label_values(&["etcd-0"]).set(signed(bytes));
     }

@@ -40,8 +40,8 @@ impl Identities {
     }
 
     /// The identity for the webhook at an address: `host:port`. The name of a user is the address, `*.` with a suffix
-    /// of the address, or `*`. The name may omit the default port. Source: `defaultAuthenticationInfoResolver` of
-    /// `k8s.io/apiserver`.
+    /// of the address, or `*`. The name may omit the default port. If no name matches, the identity is the user of the
+    /// current context. Source: `defaultAuthenticationInfoResolver` of `k8s.io/apiserver`.
     pub(crate) fn find(&self, address: &str) -> Option<Arc<Identity>> {
         let named = |name: &str| self.users.get(name).cloned();
         let at = |host: &str| {

@@ -1,5 +1,5 @@
-//! A kubeconfig file: the server of its current context, and the credentials. Fields that are not supported are
-//! refused.
+//! A kubeconfig file: the server of its current context, and the credentials. Fields of clusters and users that are not
+//! supported are refused.
 
 use std::{
     path::{Path, PathBuf},

@@ -20,7 +20,7 @@ impl Apiserver {
         B::Error: std::fmt::Display,
     {
         let drained = match self.state.drain.as_ref().map(|drain| drain.begin(&request)) {
-            // As upstream, the refusal is no request for audit, metrics and browsers.
+            // As upstream, a refused request has no audit event, no metrics and no CORS headers.
             Some(Begun::Refused) => return drain::refusal(request.version()),
             Some(Begun::Counted(token)) => Some(token),
             Some(Begun::NotCounted) | None => None,

@@ -60,8 +60,8 @@ pub(super) fn source(extensions: &Extensions) -> Arc<str> {
     permit.map_or_else(|| "".into(), |permit| format!("source:{}", permit.source()).into())
 }
 
-/// Runs a wait at the start of a request: for its authorization, or for a current cache. While the request waits for
-/// another server for a long time it gives its seats back. After the wait it waits for seats again.
+/// Runs a wait at the start of a request: for its authorization, or for a current cache. If the request waits for
+/// another server for a long time, it gives its seats back. Afterwards it waits for seats again.
 pub(super) async fn wait(
     state: &State,
     requester: Requester<'_>,
@@ -154,7 +154,7 @@ fn processed_bytes(call: &Call) -> usize {
 }
 
 /// Runs a request. After [`MAX_PERMIT_TIME`] its permit is released: the request continues, and the next large request
-/// starts. A request that waits for a slow webhook gives its seats back, and continues without seats: the limits of
+/// starts. A request that waits for a slow webhook gives its seats back, and continues without seats. The limits on the
 /// requests of one user still apply.
 pub(super) async fn run(
     permit: Option<LargeRequestPermit>,

@@ -17,7 +17,8 @@ use crate::{
     write::Part,
 };
 
-/// The response for an unknown path: a Status below a built-in group, and plain text elsewhere, as upstream.
+/// The response for an unknown path, as upstream: a Status object if the path is below a built-in group, otherwise
+/// plain text.
 pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next() {

@@ -101,7 +101,7 @@ async fn evict(call: &Call, options: &delete::Options) -> Result<()> {
     Err(ApiError::timeout(why, RETRY_AFTER_SECONDS))
 }
 
-/// Decides about an eviction from the state of the pod and the budgets that select it. Pure.
+/// Decides about an eviction from the state of the pod and the budgets that select it. A pure function.
 fn verdict(kind: &Resource, pod: &Value, budgets: &[Value], now: &str) -> Result<Verdict> {
     let deleting = !pod["metadata"]["deletionTimestamp"].is_null();
     match pod["status"]["phase"].as_str() {

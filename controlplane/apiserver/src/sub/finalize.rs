@@ -1,4 +1,4 @@
-//! PUT namespaces/finalize: removes finalizers of a namespace's spec. A terminating namespace without finalizers is
+//! PUT namespaces/finalize: sets the finalizers in a namespace's spec. A terminating namespace without finalizers is
 //! deleted.
 
 use coracle_kinds::validate;

@@ -83,7 +83,7 @@ async fn apply(call: &Call) -> Result<Reply> {
             scale::set_replicas(kind, &mut fields, replicas);
         }
         let new = field_manager::apply(call, old, &fields)?;
-        // A Scale without replicas reads as 0: no manager owns the field any more.
+        // If no manager owns the replicas any more, the merge removes the field, and the Scale has 0 replicas.
         wanted["spec"]["replicas"] = scale::read(kind, &new)["spec"]["replicas"].clone();
         for field in ["uid", "resourceVersion"] {
             if let Some(given) = config["metadata"].get(field) {

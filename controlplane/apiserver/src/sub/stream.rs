@@ -277,7 +277,8 @@ fn check_answer<T>(asked: &HeaderMap, answer: &Response<T>) -> Result<()> {
     Ok(())
 }
 
-/// The server's response without hop-by-hop headers. Its connection ends with its body.
+/// The server's response without hop-by-hop headers. With a [`ConnectionGuard`], the connection to the server ends with
+/// the body of the response.
 pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
     let (mut parts, body) = answer.into_parts();
     let mut guard = parts.extensions.remove::<ConnectionGuard>();

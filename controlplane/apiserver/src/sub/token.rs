@@ -110,8 +110,8 @@ fn check_uid(call: &Call, asked: &str, own: &str) -> Result<()> {
     Err(error)
 }
 
-/// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
-/// extended.
+/// The extended lifetime in seconds of a pod's token, if [`EXTENDABLE_SECONDS`] is the requested lifetime. `None` if
+/// the token is not extended. Only tokens for this server are extended.
 fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> Option<i64> {
     let tokens = &call.state.authenticators.tokens;
     let is_extended = call.state.extend_tokens
@@ -122,7 +122,8 @@ fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> O
     is_extended.then_some(EXTENDED_SECONDS.min(most))
 }
 
-/// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.
+/// The claims about the bound object. A node gets tokens for its own pods only, with the audiences that the module
+/// `audience` permits.
 async fn bound(call: &Call, spec: &Value) -> Result<Value> {
     let reference = &spec["boundObjectRef"];
     let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);

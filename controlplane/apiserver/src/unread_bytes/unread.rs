@@ -161,8 +161,9 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The next reader to evict: the reader with the most bytes of the owner with the most bytes. If several readers
-    /// have equally many bytes, it is the newest of them. Evicted readers do not count. `None` within the limit.
+    /// The next reader to evict: the largest reader of the largest owner, in the class that exceeds its share the most.
+    /// If several readers have equally many bytes, it is the newest of them. Evicted readers do not count. `None`
+    /// within the limit.
     pub(super) fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;

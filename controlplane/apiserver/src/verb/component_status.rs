@@ -102,7 +102,7 @@ fn lease_condition(state: &State, name: &str, now: Timestamp) -> Condition {
     }
 }
 
-/// Whether the holder of a lease renewed it within its duration.
+/// `Ok` if the holder of a lease renewed it within its duration.
 fn renewed(lease: &Value, now: Timestamp) -> Condition {
     let spec = &lease["spec"];
     let time: Option<Timestamp> = spec["renewTime"].as_str().and_then(|time| time.parse().ok());

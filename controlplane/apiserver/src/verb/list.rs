@@ -110,7 +110,7 @@ pub(crate) fn scope(call: &Call) -> Result<Scope> {
     scope_of(call, &call.kind)
 }
 
-/// Does the same as [`scope`], for another kind than the kind of the call.
+/// The scope of a list or watch, like [`scope`], for a kind that may differ from the kind of the call.
 pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     let query = &call.info.query;
     for number in ["limit", "timeoutSeconds"] {
@@ -129,7 +129,7 @@ pub(crate) fn scope_of(call: &Call, kind: &Resource) -> Result<Scope> {
     Ok(Scope { prefix: prefix_of(kind, call.namespace()), labels, fields, initialized_only })
 }
 
-/// The objects of the collection, or of the page that the request's options select, in their current versions. The page
+/// The objects of the collection, or of the page that the request's options select, in their current state. The page
 /// may be of an earlier revision, so its objects may no longer match the selectors. An authorizer may permit a deletion
 /// because of its selectors: the caller must compare them with the current objects.
 pub(crate) fn chosen(call: &Call, scope: &Scope) -> Result<Vec<Arc<Object>>> {
@@ -166,7 +166,7 @@ fn found(
     let named = single_key(call, scope).map(|key| objects.find(&key)).transpose()?;
     if named.is_none() {
         let complete = objects.check_complete(&scope.prefix);
-        // With the option of an unsafe deletion the error names the objects, as upstream.
+        // With the feature gate for unsafe deletions the error names the objects, as upstream.
         complete.map_err(|error| match call.state.features.unsafe_deletion {
             true => objects.store_read_error(&scope.prefix),
             false => error,

@@ -60,8 +60,8 @@ fn remove_system_fields(review: &mut Value) {
     }
 }
 
-/// The body of the response to a review with this status. Responses to SelfSubjectReview and SelfSubjectRulesReview
-/// repeat no field of the request. Source: `Create` of their `REST` types.
+/// The body of the response. `review` has its status. Responses to SelfSubjectReview and SelfSubjectRulesReview repeat
+/// no field of the request. Source: `Create` of their `REST` types.
 fn answer(review: Value) -> Value {
     let mut answer =
         json!({"apiVersion": review["apiVersion"], "kind": review["kind"], "status": review["status"]});

@@ -69,7 +69,7 @@ struct Initial {
 enum Start {
     /// The watch starts with all existing objects, as ADDED.
     Now { end_marker: bool },
-    /// The watch starts with the events after a revision.
+    /// The watch starts with the events after a revision. `u64::MAX` stands for the newest revision.
     After(u64),
 }
 
@@ -253,9 +253,9 @@ fn error_event(form: Form, error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: a compacted
-/// revision, and a future revision of a watch with initial events. Clients rely on this: kube-rs lists again only after
-/// an ERROR event.
+/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: the error of a
+/// compacted revision, and, for a watch with initial events, the error of a future revision. Clients rely on this:
+/// kube-rs lists again only after an ERROR event.
 fn ended_by(form: Form, error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_event(form, error)));
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
@@ -339,8 +339,8 @@ fn limited<S: Stream>(call: &Call, lines: S, watch: WatchHandle) -> impl Stream<
     })))
 }
 
-/// Waits until the time limit of a watch. A watch with bookmarks gets one [`BEFORE_END`], so that its client can resume
-/// at a recent revision. As upstream, a watch with a shorter limit gets no such bookmark.
+/// Waits until the time limit of a watch. A watch with bookmarks gets a bookmark [`BEFORE_END`] before the time limit,
+/// so that its client can resume at a recent revision. As upstream, a watch with a shorter limit gets no such bookmark.
 async fn time_limit(limit: Duration, with_bookmarks: Option<WatchHandle>) {
     let until_bookmark = limit.saturating_sub(BEFORE_END);
     match with_bookmarks.filter(|_| !until_bookmark.is_zero()) {
@@ -354,7 +354,7 @@ async fn time_limit(limit: Duration, with_bookmarks: Option<WatchHandle>) {
 }
 
 /// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum. Clients therefore
-/// reconnect at different times.
+/// reconnect at different times. A minimum below one second means no limit.
 fn default_limit(min: Duration) -> Duration {
     match min.as_secs() {
         0 => Duration::MAX,

@@ -49,9 +49,9 @@ impl Target<'_> {
 
 /// Changes the current state of an object. `change` makes the new state.
 ///
-/// A slow change waits for its slot before it reads the object. So the change is of the current object, and the waiting
-/// request has no tree of the object in memory. An object that a webhook must convert is the exception: it is converted
-/// before the wait, because a slow webhook must not keep a slot.
+/// A slow change first waits for its slot, and then reads the object again. So it changes the current object, and the
+/// waiting request has no tree of the object in memory. An object that a webhook must convert is the exception: it is
+/// converted before the wait, because a slow webhook must not keep a slot.
 pub(super) async fn changed(
     call: &Call,
     name: &str,

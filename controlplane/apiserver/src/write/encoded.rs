@@ -24,7 +24,8 @@ pub(super) async fn commit_encoded(
     expected: Expected,
     value: Option<Bytes>,
 ) -> std::result::Result<u64, Failed> {
-    // The server does not know which names are in use, and which objects refer to each other.
+    // While the objects are not loaded, the server does not know which names are in use, and which objects refer to
+    // each other.
     state.cache.check_readable(kind).map_err(Failed::Other)?;
     let Expected { entry: expect, guard, byte_limits } = expected;
     let stored_kind = kind.stored_as();

@@ -48,9 +48,9 @@ pub(super) fn fingerprint(object: &Value) -> u64 {
 /// Size of the buffer of a [`BufferedHasher`].
 const BUFFER_BYTES: usize = 512;
 
-/// A hasher that hashes many writes at once. A tree makes hundreds of writes of a few bytes, and each write to the
-/// hasher costs more than its bytes. The hash depends only on the bytes, and not on how the bytes are split into
-/// writes.
+/// A hasher that hashes many writes at once. To hash a tree makes hundreds of writes of a few bytes. Each write to the
+/// inner hasher costs more than the hash of its bytes. The hash depends only on the bytes, and not on how the bytes are
+/// split into writes.
 struct BufferedHasher {
     hasher: DefaultHasher,
     buffer: [u8; BUFFER_BYTES],

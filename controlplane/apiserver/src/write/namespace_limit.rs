@@ -12,9 +12,9 @@
 //! | of the status of a built-in kind, a binding | users cannot write them with the default roles |
 //! | eviction, deletion | they make room |
 //!
-//! A write that removes a finalizer, or that changes an object that is being deleted, may make the object longer, for
-//! example by an entry of `managedFields`. Such writes may add a few bytes to a full namespace, up to a limit of their
-//! own.
+//! A write that removes a finalizer, or that changes an object that is being deleted, may make the object longer. For
+//! example, it adds an entry to `managedFields`. Such writes may add a few bytes to a full namespace, up to a limit of
+//! their own.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -47,8 +47,9 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     if is_exempt || user.is_in("system:nodes") || user.name == INTERNAL_USER {
         return None;
     }
-    // Controllers must still update objects in a full namespace and report errors by events, so their limit is a
-    // quarter higher. They act for users, so they are not exempt.
+    // Controllers must still update objects in a full namespace and report errors by events. So they may exceed the
+    // limit of one namespace by a quarter, and the limit of all namespaces by three eighths. They act for users, so
+    // they are not exempt.
     let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
     // Some controllers and add-ons have service accounts of their own.
     let is_component =

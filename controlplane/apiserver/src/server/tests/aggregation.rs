@@ -70,7 +70,7 @@ async fn the_api_service_of_a_group_version_that_was_never_served_here_stays() {
     };
     assert_eq!(server.post(DEFINITIONS, definition("example.com")).await.code, 201);
     server.until_available_is("v1.example.com", "Local").await;
-    // After this, the server no longer deletes what an earlier server has left.
+    // After this point, the server deletes no API services that an earlier server has left.
     reconciled().await;
     let mut object = server.get(&format!("{API_SERVICES}/v1.example.com")).await.body;
     let label = "kube-aggregator.kubernetes.io/automanaged";
@@ -139,7 +139,7 @@ async fn each_change_of_the_service_of_another_server_is_checked() {
     assert_eq!(condition["message"], expect);
     assert_eq!(server.delete(&format!("{SLICES}/far-1"), json!({})).await.code, 200);
     server.until_available_is(name, "EndpointsNotFound").await;
-    // Without a service the API service is a local one.
+    // An APIService without a service is local.
     let local = json!({"spec": {"service": null, "insecureSkipTLSVerify": null}});
     let changed = server.merge(&format!("{API_SERVICES}/{name}"), local).await;
     assert_eq!(changed.code, 200, "{}", changed.body);

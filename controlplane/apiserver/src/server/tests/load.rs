@@ -51,7 +51,7 @@ async fn requests_with_slow_bodies_are_refused_while_too_many_wait_for_a_slot() 
     let applied = "/api/v1/namespaces/default/configmaps/a?fieldManager=m";
     let scale = "/apis/apps/v1/namespaces/default/deployments/d/scale";
     let applied_scale = "/apis/apps/v1/namespaces/default/deployments/d/scale?fieldManager=m";
-    // The brackets are in a comment, but only the parser knows that.
+    // `is_slow_yaml` counts the brackets, although they are in a comment.
     let slow = |text: &str| format!("{text}\n# {}\n", "[".repeat(800));
     let config_map = slow("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: a}\ndata: {b: c}");
     let replicas = slow("apiVersion: autoscaling/v1\nkind: Scale\nmetadata: {name: d}\nspec: {replicas: 2}");

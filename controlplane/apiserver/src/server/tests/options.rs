@@ -235,7 +235,7 @@ async fn a_scale_is_applied() {
     assert_eq!((stopped.code, &stopped.body["spec"]["replicas"]), (200, &0.into()), "{}", stopped.body);
     assert_eq!(server.apply(&path("b"), scale(1)).await.code, 409);
     assert_eq!(server.apply(&path("a"), scale(2)).await.body["spec"]["replicas"], 2);
-    // An owner that gives up the replicas leaves 0, as upstream.
+    // If the only owner of the replicas gives them up, they become 0, as upstream.
     let empty = json!({"apiVersion": "autoscaling/v1", "kind": "Scale"});
     assert_eq!(server.apply(&path("a"), empty).await.body["spec"]["replicas"], 0);
 }

@@ -237,7 +237,7 @@ async fn audit_annotates_the_events_of_violations_only() {
     let made = server.post(IN_N, pod("p")).await;
     assert_eq!((made.code, warnings(&made).len()), (201, 0), "{}", made.body);
     assert_eq!(server.post(IN_N, restricted("q")).await.code, 201);
-    // A rejected pod also violates the level of the audit.
+    // The rejected pod also violates the audit level.
     assert_eq!(server.post(IN_N, privileged("r")).await.code, 403);
     let found: Vec<_> = events(&server, IN_N, 3).await.iter().map(violation).collect();
     assert!(is_restricted(&found[0]) && is_restricted(&found[2]), "{found:?}");
@@ -250,7 +250,7 @@ async fn audit_annotates_the_events_of_violations_only() {
     let event = &events(&server, path, 1).await[0];
     let found = violation(event);
     assert!(is_restricted(&found), "{found:?}");
-    // Only pods have the enforced policy.
+    // Only the events of pods name the enforced policy.
     let enforced = |event: &Value| event["annotations"]["pod-security.kubernetes.io/enforce-policy"].clone();
     assert_eq!(enforced(event), json!(null));
     for event in events(&server, IN_N, 3).await {

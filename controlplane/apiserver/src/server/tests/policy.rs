@@ -152,7 +152,7 @@ async fn parameters_come_from_objects() {
     let refused = server.post(secrets, secret("x-b")).await;
     let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
-    // This also holds for a policy that ignores failures: its binding acts as if a validation had failed.
+    // The limit also applies to a policy that ignores failures: its binding acts as if a validation had failed.
     let policy = format!("{GROUP}/validatingadmissionpolicies/p");
     assert_eq!(server.merge(&policy, json!({"spec": {"failurePolicy": "Ignore"}})).await.code, 200);
     let refused = server.post(secrets, secret("x-b")).await;

@@ -348,7 +348,7 @@ async fn external_ips_that_nodes_ignore_have_warnings() {
     assert!(warned(&fixture.merge(&path, labels).await), "updates have the warning, too");
     let changed = fixture.merge(&path, json!({"spec": spec("192.0.2.1")})).await;
     assert_eq!((changed.code, warned(&changed)), (200, false), "{}", changed.body);
-    // Without known ranges the server does not know the external IPs that the nodes permit.
+    // Without these ranges the server does not know which external IPs the nodes permit, so it does not warn.
     let fixture = fixture.again().await;
     let made = fixture.post(SERVICES, service("t", spec("203.0.113.1"))).await;
     assert_eq!((made.code, warned(&made)), (201, false), "{}", made.body);

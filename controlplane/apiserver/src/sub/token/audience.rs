@@ -1,5 +1,5 @@
-//! The audience of a token that a node requests for a pod. The pod's volumes name the audience, or the permissions of
-//! the node allow it.
+//! Checks the audience of a token that a node requests for a pod. The pod's volumes must need tokens for the audience,
+//! or the node must have the permission for it.
 //!
 //! Source: `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 

@@ -160,7 +160,7 @@ impl Writer {
 
     fn bookmark(&self, metadata: Value) -> Bytes {
         let object = match self.form {
-            // Clients find the annotation of the last initial event in the object of a row, as upstream.
+            // Clients find the annotation of the bookmark after the initial events in the object of a row, as upstream.
             Form::Table(content) => self.table(content, &json!({"metadata": metadata})),
             Form::Protobuf => return self.protobuf_event("BOOKMARK", &json!({"metadata": metadata})),
             Form::PartialProtobuf(version) => {
