@@ -64,11 +64,11 @@ pub struct ControllersConfig {
     pub node_startup_grace: Duration,
     /// Minimum time between two NoExecute taints in one zone.
     pub eviction_interval: Duration,
-    /// Percentage of lost nodes in a zone above which NoExecute taints come ten times more slowly. At least three nodes
-    /// must be lost.
+    /// Percentage of nodes in a zone that are not ready, from which NoExecute taints come ten times more slowly. At
+    /// least three nodes must be not ready.
     pub unhealthy_percent: usize,
-    /// Number of nodes up to which a zone gets no NoExecute taints above
-    /// [`unhealthy_percent`](Self::unhealthy_percent).
+    /// Number of nodes up to which a zone gets no NoExecute taints from [`unhealthy_percent`](Self::unhealthy_percent)
+    /// on.
     pub large_zone: usize,
     /// Options of horizontal pod autoscalers.
     pub autoscaler: AutoscalerOptions,
