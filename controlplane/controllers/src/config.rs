@@ -64,11 +64,11 @@ pub struct ControllersConfig {
     pub node_startup_grace: Duration,
     /// Minimum time between two NoExecute taints in one zone.
     pub eviction_interval: Duration,
-    /// Percentage of lost nodes in a zone above which NoExecute taints come ten times more slowly. At least three nodes
-    /// must be lost.
+    /// If at least this percentage of the nodes in a zone are not ready, NoExecute taints come ten times more slowly.
+    /// At least three nodes must be not ready.
     pub unhealthy_percent: usize,
-    /// Number of nodes up to which a zone gets no NoExecute taints above
-    /// [`unhealthy_percent`](Self::unhealthy_percent).
+    /// A zone with at most this number of nodes gets no NoExecute taints while at least
+    /// [`unhealthy_percent`](Self::unhealthy_percent) of its nodes are not ready.
     pub large_zone: usize,
     /// Options of horizontal pod autoscalers.
     pub autoscaler: AutoscalerOptions,

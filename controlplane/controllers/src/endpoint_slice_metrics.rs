@@ -90,7 +90,7 @@ impl EndpointSliceMetrics {
         self.lock().services.remove(service);
     }
 
-    /// Removes all services, before the first reconcile of a term.
+    /// Removes all services, before the first reconcile of a leadership term.
     pub(crate) fn forget_all(&self) {
         self.lock().services.clear();
     }

@@ -2,7 +2,7 @@
 //!
 //! Pods are counted exactly once, even if the process ends at any step. Each pod has a finalizer. First, the uid of a
 //! finished pod is written to `status.uncountedTerminatedPods`. Then the finalizer is removed. Then one write moves the
-//! uid into the counter. The pods of an indexed job are counted by their index, which needs no list of uids.
+//! uid into the counter. The succeeded pods of an indexed job are counted by their index, which needs no list of uids.
 
 mod indexes;
 pub(crate) mod orphan;

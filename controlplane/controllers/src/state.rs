@@ -1,5 +1,6 @@
-//! State that controllers keep between reconciles. It is derived from watched objects, except the back-off of daemon
-//! sets, of stateful sets and of jobs. The [`Context`](crate::context::Context) holds it.
+//! State that controllers keep between reconciles. Most of it is derived from watched objects. Exceptions are the
+//! back-off of daemon sets, of stateful sets and of jobs, and the limits of the creation of pods. The
+//! [`Context`](crate::context::Context) holds it.
 
 pub(crate) mod daemon_backoff;
 pub(crate) mod deletions;

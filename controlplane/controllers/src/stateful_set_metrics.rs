@@ -52,12 +52,12 @@ impl StatefulSetMetrics {
         self.lock().insert(set, availability);
     }
 
-    /// Removes a stateful set that does not exist, or has no rolling updates.
+    /// Removes a stateful set that does not exist, is being deleted, or has no rolling updates.
     pub(crate) fn forget(&self, set: &Key) {
         self.lock().remove(set);
     }
 
-    /// Removes all stateful sets, before the first reconcile of a term.
+    /// Removes all stateful sets, before the first reconcile of a leadership term.
     pub(crate) fn forget_all(&self) {
         self.lock().clear();
     }

@@ -18,7 +18,7 @@ pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
 /// Annotation of a claim or a volume. It means that the controller, not the user, selected the volume of the claim, or
 /// the claim of the volume.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
-/// Name of the provisioner that must create the volume of a claim.
+/// Annotation of a claim: the provisioner that must create the volume.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";
 /// Annotation of the default storage class.
 pub(crate) const IS_DEFAULT: &str = "storageclass.kubernetes.io/is-default-class";

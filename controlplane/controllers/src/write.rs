@@ -37,7 +37,7 @@ fn failed<K: Object>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) 
     move |source| Error::Request { verb, object, source }
 }
 
-/// A request, or the error of its parts.
+/// A request, or the reason why it cannot be built.
 type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
 
 /// Sends a request and returns the text of the response. The future is boxed, so that its code is compiled once for all
@@ -113,8 +113,8 @@ impl<K: Object> Writer<'_, K> {
         Ok(self.cache.written(patched.map_err(failed::<K>("patch", key))?))
     }
 
-    /// Deletes the object with this uid. A resource version in the parameters is a further precondition. A missing
-    /// object is not an error.
+    /// Deletes an object. Its uid is a precondition, and so is a resource version in the parameters. A missing object
+    /// is not an error.
     pub(crate) async fn delete(&self, object: &K, mut params: DeleteParams) -> Result<(), kube::Error> {
         let key = object.key();
         let resource_version = params.preconditions.take().and_then(|given| given.resource_version);

@@ -14,7 +14,7 @@ use crate::preempt::Victim;
 use crate::volumes::claims_of;
 use coracle_values::object::ObjectExt;
 
-/// Time after which a request fails if the API server does not answer it. A pod waits for the end of these requests.
+/// Timeout of the requests for which a pod waits: evictions, and writes of the nominated node.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The body of a request that binds a pod.
@@ -92,7 +92,7 @@ pub(crate) async fn mark_not_scheduled(
     if reason != NotScheduled::SchedulerError || !is_conflict {
         return marked;
     }
-    // The pod may have changed by the scheduler's own write of a nominated node, which must not stay.
+    // The scheduler's own write of a nominated node may have changed the pod. This nominated node must not stay.
     let newest = api.get(pod.name()).await?;
     if newest.uid() != pod.uid() || newest.node().is_some() {
         return Ok(());

@@ -87,7 +87,7 @@ pub(crate) const DEVICE_TIMEOUT: SignedDuration = SignedDuration::from_secs(600)
 /// Default of [`Profile::volume_timeout`], as upstream.
 pub(crate) const VOLUME_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The search never ends before this number of nodes fit, as upstream.
+/// Minimum number of fitting nodes before a search ends early, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
 
 /// Default spread constraints, for pods without constraints.
@@ -102,9 +102,10 @@ pub(crate) enum SpreadDefaults {
 /// Arguments of InterPodAffinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AffinityArgs {
-    /// Weight of another pod's required term, if the term selects the pod.
+    /// Weight of another pod's required affinity term that selects the pod (`hardPodAffinityWeight`).
     pub(crate) required_weight: i64,
-    /// Whether preferred terms of other pods are ignored for a pod without preferred terms.
+    /// Whether the score ignores the terms of other pods, for a pod without preferred terms
+    /// (`ignorePreferredTermsOfExistingPods`). As upstream, this includes required terms.
     pub(crate) ignores_others: bool,
 }
 
@@ -138,9 +139,9 @@ pub(crate) struct Fit {
 pub(crate) enum Strategy {
     /// Strategy LeastAllocated: more free resources give a higher score.
     Least,
-    /// Fewer free resources give a higher score.
+    /// Strategy MostAllocated: fewer free resources give a higher score.
     Most,
-    /// The points of the function, sorted by utilization.
+    /// Strategy RequestedToCapacityRatio: the points of the function, sorted by utilization.
     Ratio(Vec<ShapePoint>),
 }
 

@@ -28,7 +28,7 @@ use crate::refusal::Refused;
 
 /// The best score of an extender.
 const MAX_EXTENDER_PRIORITY: i64 = 10;
-/// Maximum size of the reason against a node, in bytes.
+/// Maximum size of a text of an extender in our messages, in bytes.
 const REASON_MAX: usize = 256;
 
 /// The objects that extenders get, as read from the API server.

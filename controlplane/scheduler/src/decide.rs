@@ -321,8 +321,9 @@ pub(crate) fn refuse(
     })
 }
 
-/// The refusal of the first later filter that refuses the pod. The later filters depend on other nodes, pods of other
-/// nodes, claims or devices, or follow such a filter in upstream's order. The error means that no node may run the pod.
+/// The refusal of the first filter that refuses the pod, of the filters that [`filter::refuse`] does not run. They
+/// depend on other nodes, pods of other nodes, claims or devices, or follow such a filter in upstream's order. The
+/// error means that no node may run the pod.
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,

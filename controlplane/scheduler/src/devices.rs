@@ -64,7 +64,7 @@ pub(crate) struct Devices {
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
-    /// Number of changes. Each change increments it.
+    /// Number of changes that may help a pod. The receivers wait for the next change.
     changes: tokio::sync::watch::Sender<u64>,
     /// Serializes the writes of a gang's claims. Otherwise the pods of a gang would write the same claims at the same
     /// time.
@@ -108,7 +108,7 @@ pub(crate) struct PodDevices {
     claims: Vec<Key>,
     /// Whether the allocated devices of a claim failed, so that no node can use them.
     is_unusable: bool,
-    /// The extended resources that device classes provide.
+    /// The extended resources of the pod, if a device class provides one of them.
     extended: Option<Extended>,
     /// The work of the searches for devices. All searches of an attempt share it.
     work: Arc<Work>,
@@ -217,8 +217,8 @@ impl Devices {
     }
 
     /// The reason why a node cannot provide the devices of a pod. `None` if the node can provide them. An error is a
-    /// fault of the claims or classes, with upstream's message. The pod then runs on no node, because another node
-    /// would hide the fault.
+    /// fault of the claims or classes, with upstream's message. The pod is then not scheduled to any node, because a
+    /// pod on another node would hide the fault.
     pub(crate) fn refuse(
         &self,
         claims: &PodDevices,

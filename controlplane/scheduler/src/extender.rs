@@ -24,7 +24,7 @@ pub(crate) struct Extender {
     pub(crate) prioritize: Option<String>,
     pub(crate) preempt: Option<String>,
     pub(crate) bind: Option<String>,
-    /// The weight of the extender's scores, above 0.
+    /// The weight of the extender's scores. Above 0 if `prioritize` is set.
     pub(crate) weight: i64,
     pub(crate) tls: Tls,
     /// Maximum duration of a request including the response.

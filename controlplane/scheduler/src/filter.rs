@@ -18,8 +18,8 @@ use crate::snapshot::Candidate;
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
-/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures is missing, because it has a
-/// later place in this order.
+/// The first filters in upstream's order. They read neither other pods nor the profile. NodeAffinity follows them in
+/// [`refuse`]; NodeDeclaredFeatures has a later place in the order.
 const FIXED: [(&str, Filter); 3] = [
     ("NodeUnschedulable", unschedulable::refuse),
     ("NodeName", node_name::refuse),

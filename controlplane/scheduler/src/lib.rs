@@ -6,7 +6,7 @@
 //! the subresource `binding` (`bind`).
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. Filters and scores do no I/O. A pod is placed in the
-//! snapshot before it is bound, and removed again if the binding fails. So its resources are never assigned twice. If
+//! snapshot before it is bound, and removed again if the binding fails. So no resource of a node is assigned twice. If
 //! no node can run a pod, pods of lower priority may be evicted (`preempt`). The pods of a gang are placed together or
 //! not at all (`groups`).
 

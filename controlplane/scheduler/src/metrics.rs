@@ -148,7 +148,7 @@ impl SchedulerMetrics {
         self.0.extension_points.with_label_values(&labels).observe(start.elapsed().as_secs_f64());
     }
 
-    /// Runs the plugins of an extension point for a pod of a profile, and counts them.
+    /// Runs the plugins of an extension point for a pod of a profile, and records their result and duration.
     pub(crate) async fn measure<T, E>(
         &self,
         point: ExtensionPoint,

@@ -1,7 +1,7 @@
 //! Preemption: chooses pods of lower priority, and deletes them so that a pod fits. Source: upstream's plugin
 //! DefaultPreemption.
 //!
-//! A victim violates a disruption budget only if no other choice of victims makes room.
+//! Disruption budgets are best effort, as upstream: a choice of victims that violates fewer budgets is preferred.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -257,8 +257,8 @@ fn victims(
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
-    // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the other pods, both
-    // by descending importance.
+    // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the other pods. Each
+    // of the two groups is sorted by descending importance.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), start_time(placed.started), uid.clone()));
     let violations = simulation.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();

@@ -7,11 +7,11 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
-//! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
-//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off. While no pod
-//! is ready, pods in back-off are tried early, except after errors, and except pods that need extenders. Source:
-//! `SchedulerPopFromBackoffQ` of upstream.
+//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. A gated pod becomes
+//! ready when its group is complete ([`Queue::wake`]), or after a change of a claim ([`Queue::devices_changed`]) or of
+//! the pod ([`Queue::add`]). A change that may help an unschedulable pod makes it ready if its back-off is over.
+//! Otherwise the pod moves to the back-off. While no pod is ready, pods in back-off are tried early, except after
+//! errors, and except pods that need extenders. Source: `SchedulerPopFromBackoffQ` of upstream.
 
 mod entry;
 
@@ -34,8 +34,8 @@ use coracle_values::object::ObjectExt;
 /// Time after which a refused pod is retried even without a change that may help it, as upstream.
 const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 
-/// After an attempt for a pod in back-off, the next one waits for the duration of the attempt times this factor. So
-/// these attempts take at most a tenth of the scheduler's time, however many changes may help refused pods.
+/// After an attempt for a pod in back-off, the next such attempt waits for the duration of the attempt times this
+/// factor. So these attempts take at most a tenth of the scheduler's time, however many changes may help refused pods.
 const EARLY_DELAY_FACTOR: u32 = 9;
 
 /// Names of events in metrics, as upstream. [`Changes::event`] has the names for changes.
@@ -55,9 +55,9 @@ pub(crate) struct Queue {
     first_backoff: Duration,
     longest_backoff: Duration,
     entries: HashMap<String, Entry>,
-    /// The ready pods of a namespace: higher priority first, then the pod that was added or refused earlier, as upstream.
-    /// A refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before
-    /// younger pods.
+    /// All ready pods. The pods of one namespace have upstream's order: higher priority first, then the pod that was
+    /// added or refused earlier. A refused pod goes behind the waiting pods. Otherwise a few refused pods could be
+    /// tried again and again before younger pods.
     ready: TurnQueue,
     held_back: BTreeMap<(Instant, u64), String>,
     /// The held back pods that are tried early while no pod is ready, in the order of ready pods.
@@ -74,9 +74,9 @@ pub(crate) struct Queue {
     changes: u64,
     /// The number of the last change of each type.
     last_change: [u64; Changes::TYPES.len()],
-    /// Pods that use claims of devices, or extended resources.
+    /// Pods that use ResourceClaims or extended resources.
     with_devices: HashSet<String>,
-    /// Pods that use claims of volumes.
+    /// Pods that use PersistentVolumeClaims.
     with_claims: HashSet<String>,
     /// Number of gated pods.
     gated: usize,
@@ -155,7 +155,7 @@ impl Queue {
         }
         while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.remove();
-            // Requests that take so long do not delay the pod.
+            // An eviction request that is still in flight after [`MAX_UNSCHEDULABLE`] no longer delays the pod.
             if let Some(entry) = self.entries.get_mut(&uid) {
                 entry.evictions = 0;
             }
@@ -177,14 +177,14 @@ impl Queue {
         Some(uid)
     }
 
-    /// Ends the attempt for the popped pod, which delays the next early attempt.
+    /// Ends the attempt for the popped pod. If the pod was popped early, this delays the next early attempt.
     pub(crate) fn attempt_ended(&mut self, now: Instant) {
         if let Some(start) = self.early_started.take() {
             self.early_from = Some(now + (now - start) * EARLY_DELAY_FACTOR);
         }
     }
 
-    /// Pops this pod, even before the end of its back-off. `None` if the pod is in flight or gated.
+    /// Pops this pod, even before the end of its back-off. `None` if the pod is in flight, gated, or not in the queue.
     pub(crate) fn take(&mut self, uid: &str) -> Option<Arc<Pod>> {
         if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
             return None;
@@ -233,7 +233,7 @@ impl Queue {
         }
     }
 
-    /// Makes a gated pod ready, and retries a refused pod.
+    /// Makes a gated pod ready. Retries a refused pod as soon as its back-off allows it.
     pub(crate) fn wake(&mut self, uid: &str, now: Instant) {
         self.wake_by(uid, ACTIVATED, now);
     }
@@ -266,8 +266,8 @@ impl Queue {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
-    /// The time at which the next pod can be tried: now, the end of the first back-off, or before that end. `None` if
-    /// no pod is ready or in back-off.
+    /// The time at which the next pod can be tried: now, the end of the first back-off, or the time of the next early
+    /// attempt. `None` if no pod is ready or in back-off.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());
@@ -379,8 +379,8 @@ impl Queue {
         }
     }
 
-    /// Records changes of devices, which help only pods with claims. Released devices help pods that were refused for
-    /// devices. A changed claim helps the pods that use the claim, also gated pods.
+    /// Records changes of devices, which help only pods that use devices. A change of the supply may help the pods that
+    /// were refused for devices. A changed claim helps the pods that use the claim, also gated pods.
     pub(crate) fn devices_changed(&mut self, changes: &DeviceChanges, now: Instant) {
         let helped = self.with_devices.iter().filter_map(|uid| {
             let uses = uses_any(&self.entries.get(uid)?.pod, &changes.claims);

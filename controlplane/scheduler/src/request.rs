@@ -99,8 +99,8 @@ pub(crate) fn of_placed(pod: &Pod) -> (Resources, Resources) {
     (requests, assumed)
 }
 
-/// Whether the requests of a pod in scores are its requests: each container requests all resources of [`ASSUMED`], and
-/// the pod has no pod-level requests. A second sum would have the same result.
+/// Whether the requests of a pod for scores are equal to its requests: each container requests all resources of
+/// [`ASSUMED`], and the pod has no pod-level requests. A second sum would have the same result.
 fn assumes_nothing(pod: &Pod) -> bool {
     let mut containers = pod.spec.containers.iter().chain(inits(&pod.spec));
     pod.spec.resources.is_none() && containers.all(|one| requests_all(one.resources.as_ref(), &ASSUMED))

@@ -46,8 +46,8 @@ use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
 use refused::RequestEnd;
 
-/// Maximum number of events of pods that one turn of the scheduler's loop handles. A turn polls all inputs. This takes
-/// longer than the handling of a few events.
+/// Maximum number of pod events that one turn of the scheduler's loop handles. A turn handles several events, because
+/// polling all inputs takes longer than handling a few events.
 const EVENTS_PER_TURN: usize = 32;
 
 /// The result of a binding.
@@ -74,7 +74,7 @@ struct Scheduler {
     requests: Arc<Semaphore>,
     /// Permits of decided pods whose binding needs only one request.
     decided: Arc<Semaphore>,
-    /// Whether all permits are in use. While this is true, the recorder delays events.
+    /// Whether all permits of `requests` are in use. While this is true, the recorder delays events.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,

@@ -61,7 +61,7 @@ pub(crate) struct PodWithAffinity<'a> {
     pub(crate) node: Candidate<'a>,
 }
 
-/// A pod for which other pods are evicted from its nominated node.
+/// A waiting pod and its nominated node.
 #[derive(Debug)]
 struct Nominated {
     node: String,
@@ -83,11 +83,11 @@ pub(crate) struct Snapshot {
     places: HashMap<Arc<str>, Arc<str>>,
     /// The uids of pods with affinity or anti-affinity to other pods.
     with_terms: HashSet<Arc<str>>,
-    /// Pods for which other pods are evicted, by uid.
+    /// Pods with a nominated node, by uid.
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
-    /// The name at which the next search starts, if searches do not check all nodes.
+    /// The name of the node at which the next search starts, if searches do not check all nodes.
     pub(crate) search_start: RefCell<String>,
     recent_pods: Recent<Common>,
     /// Disruption budgets.
@@ -349,7 +349,8 @@ impl Snapshot {
         VolumeUsage { claim_users: &self.claim_users, volumes: &self.volumes, node: node.info }
     }
 
-    /// Records the node on which pods are evicted for this pod.
+    /// Records the nominated node of a pod: other pods are evicted there for this pod, or the pod's status names the
+    /// node.
     pub(crate) fn nominate(&mut self, pod: &Pod, node: &str) {
         let nominated = Nominated { node: node.to_owned(), placed: Placed::of(pod) };
         self.nominated.insert(pod.uid().to_owned(), nominated);
@@ -389,8 +390,8 @@ impl Snapshot {
         others.filter(|(uid, _)| *uid != pod.uid())
     }
 
-    /// Adds the pods that are nominated for a node, with the same or a higher priority, to the node. Returns their
-    /// uids, so that the caller can remove them again.
+    /// Adds other pods that are nominated for a node to the node, if their priority is the same or higher. Returns
+    /// their uids, so that the caller can remove them again.
     pub(crate) fn assume_nominated(&mut self, pod: &Pod, node: &str) -> Vec<String> {
         let others = self.nominated_beside(pod);
         let others =

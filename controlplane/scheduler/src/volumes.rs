@@ -38,7 +38,7 @@ pub(crate) struct Volumes {
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    /// Number of changes. Each change increments it.
+    /// Number of events after which `pending` has changes. The receivers wait for the next event.
     changes: watch::Sender<u64>,
 }
 

@@ -33,7 +33,7 @@ impl Claims {
         match change.new.filter(|service| is_ours(service)) {
             Some(service) => {
                 let held = self.services.entry(key.clone()).or_default();
-                // The status was written before this process started. If two services have one address, the
+                // The status may have been written before this process started. If two services have one address, the
                 // reconcile resolves the conflict.
                 for address in addresses(service) {
                     self.taken.add(address);

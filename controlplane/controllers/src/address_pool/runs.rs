@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnetwork::IpNetwork;
 
-/// An address as a number of its family. True: IPv4.
+/// The number of an address, with its family: `true` means IPv4.
 type Number = (bool, u128);
 
 /// Taken addresses. Two runs are never adjacent: the address after a run is free.

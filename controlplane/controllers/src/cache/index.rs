@@ -80,7 +80,7 @@ impl Index {
         owned.map(|owned| owned.values().copied().collect()).unwrap_or_default()
     }
 
-    /// Whether the response of a write is newer than the watch.
+    /// Whether the response of a write is newer than the watch. While a list is received, every response is accepted.
     pub(super) fn accepts_write(&self, meta: &ObjectMeta) -> bool {
         let version = version(meta);
         version != 0 && (self.written.is_some() || self.progress < version)

@@ -1,5 +1,5 @@
-//! Reserved names and addresses. No node gets a certificate for them, because clients that trust the cluster's CA would
-//! then accept the node as the API server or as a service.
+//! Reserved names and addresses. No node gets a certificate for them. Otherwise clients that trust the cluster's CA
+//! would accept the node as the API server or as a service.
 //!
 //! A node on the control plane's machine has the same address as the API server. If both run in one process, the node
 //! gets its certificate without a request. If they are two processes, the control plane's configuration must have the

@@ -23,10 +23,10 @@ const MAX_WAITING: usize = 10;
 
 /// Queues new requests, and nodes with changed addresses. The key of a node has no namespace.
 ///
-/// A stolen node can create very many requests and change its addresses often. So the reconcile of the node finds the
-/// requests: a handler of the cache would delay all readers of the nodes.
+/// A compromised node can create very many requests and change its addresses often. So the reconcile of the node finds
+/// the requests: a handler of the cache would delay all readers of the nodes.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
-    // This function is called once for each controller.
+    // The value is not set yet, because this function is called only once.
     let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.signing_requests.on_change(move |change| {
@@ -44,7 +44,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc
     });
 }
 
-/// The key of a request in the queue. The requesters take turns, in place of namespaces.
+/// The key of a request in the queue. Its namespace stands for the requester ([`key_of_creator`]), so that the
+/// requesters take turns.
 fn queue_key(request: &CertificateSigningRequest) -> Key {
     key_of_creator(&request.spec.username, request.name())
 }

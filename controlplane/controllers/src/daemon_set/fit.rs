@@ -86,7 +86,7 @@ fn tolerations(host_network: bool) -> Vec<Value> {
     taints.map(|(key, effect)| json!({"key": key, "operator": "Exists", "effect": effect})).collect()
 }
 
-/// The object. JSON of another type gives an empty object.
+/// A copy of a JSON object. JSON of another type gives an empty object.
 fn as_object(value: &Value) -> Value {
     if value.is_object() { value.clone() } else { json!({}) }
 }

@@ -43,7 +43,8 @@ pub(crate) struct Verdict {
     pub(crate) recheck: Option<Timestamp>,
     /// Pods that were evicted but not deleted.
     pub(crate) overdue: Vec<Arc<Pod>>,
-    /// Whether the budget has a percentage but some pods have no controller.
+    /// Whether the budget needs the desired numbers of pods of the controllers (`maxUnavailable`, or a percentage), but
+    /// some pods have no controller.
     pub(crate) unmanaged: bool,
     /// The reason why the expected number is unknown. In this case no disruption is allowed.
     pub(crate) failure: Option<String>,

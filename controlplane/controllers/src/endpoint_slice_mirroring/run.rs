@@ -40,7 +40,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles one Endpoints.
+/// Reconciles one Endpoints object.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     // The garbage collector removes the slices of deleted Endpoints.
@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let slices = slices_of(context, &key, endpoints.uid(), MANAGER);
     let annotations = Annotations::Exact(copied(plan::annotations(&endpoints)));
     let identity = Identity { owner: endpoints.controller_reference(), labels, annotations };
-    // The metrics of slices are those of services.
+    // The metrics count only the slices of services.
     let mut writes = SliceWrites::default();
     apply(context, &key, &identity, pack::pack(groups, &slices), &mut writes).await?;
     Ok(Next::Wait)

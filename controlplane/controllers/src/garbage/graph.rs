@@ -25,7 +25,7 @@ struct Edge {
     blocking: bool,
 }
 
-/// A dependent that its owner may own.
+/// A dependent with a valid reference to its owner ([`may_own`]).
 struct Dependent<'a> {
     uid: &'a String,
     item: &'a Item,
@@ -77,9 +77,9 @@ pub(crate) struct Dependents {
 
 /// Capacity of the list of deleted owners.
 const MAX_DELETED_OWNERS: usize = 500;
-/// Maximum number of objects that a search for a circle of owners finds.
+/// Maximum number of objects that a search for a cycle of owners finds.
 const MAX_CIRCLE: usize = 1000;
-/// Maximum owner references that the search for a circle reads.
+/// Maximum owner references that the search for a cycle reads.
 const MAX_CIRCLE_EDGES: usize = 10 * MAX_CIRCLE;
 
 fn state(meta: &ObjectMeta) -> State {

@@ -14,7 +14,7 @@ pub(crate) const ORPHAN: &str = "orphan";
 pub(crate) enum Owner {
     /// The owner exists.
     Solid,
-    /// The owner does not exist, or another object has its name.
+    /// The owner does not exist, another object has its name, or it is in another namespace.
     Absent,
     /// The owner waits for the deletion of its dependents.
     Waiting,
@@ -25,7 +25,7 @@ pub(crate) struct ObservedObject<'a> {
     pub(crate) meta: &'a ObjectMeta,
     pub(crate) owners: Vec<(&'a OwnerReference, Owner)>,
     pub(crate) has_dependents: bool,
-    /// Dependents that block the object's deletion.
+    /// Whether dependents block the object's deletion.
     pub(crate) has_blocking_dependents: bool,
     /// Whether a dependent waits for its own dependents: the objects could wait for each other in a cycle.
     pub(crate) has_waiting_dependents: bool,

@@ -45,7 +45,8 @@ pub(super) fn is_tracked(pod: &Pod) -> bool {
     pod.metadata.finalizers.iter().flatten().any(|name| name == FINALIZER)
 }
 
-/// The completion index of a pod of an indexed job. `None` if the pod has no index, or an index above the completions.
+/// The completion index of a pod of an indexed job. `None` if the pod has no index, or an index that is not below
+/// `spec.completions`.
 pub(super) fn index_of(job: &Job, pod: &Pod) -> Option<i32> {
     let index = number(pod, JOB_INDEX)?;
     (0..job.spec.completions.unwrap_or_default()).contains(&index).then_some(index)

@@ -197,7 +197,8 @@ impl<'a> ObservedJob<'a> {
         Timestamp::from_second(start.as_second().saturating_add(seconds)).ok()
     }
 
-    /// Whether the containers of the pods have restarted too often in their pods.
+    /// Whether the containers of the pods have restarted too often in their pods. Without the restart policy
+    /// `OnFailure` this is always false.
     fn restarts_exceed(&self, limit: i32) -> bool {
         let is_open = |pod: &&Arc<Pod>| matches!(pod.status.phase.as_deref(), Some("Running" | "Pending"));
         let statuses = self.pods.iter().filter(is_open).map(|pod| &pod.status);

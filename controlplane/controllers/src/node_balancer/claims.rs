@@ -141,7 +141,7 @@ mod tests {
         assert_eq!(holder(&claims, 80).as_deref(), Some("old"));
         put(&mut claims, None, Some(&service("young", 2, &[80], &[80])));
         assert_eq!(holder(&claims, 80).as_deref(), Some("young"), "it serves the port");
-        // A service that serves another port has no advantage on this one.
+        // A service that serves another port has no advantage on this port.
         put(&mut claims, None, Some(&service("old", 1, &[443, 80], &[443])));
         assert_eq!(holder(&claims, 80).as_deref(), Some("young"));
         assert_eq!(claims.holder(&("UDP".to_owned(), 80), &Key::new("", "")), None);

@@ -13,7 +13,7 @@ use crate::object::Node;
 pub(crate) enum State {
     /// Most nodes are ready.
     Normal,
-    /// The share of lost nodes is high, so their failures probably have a common cause.
+    /// The share of nodes that are not ready is high, so their failures probably have a common cause.
     Partial,
     /// No node is ready.
     Full,
@@ -61,7 +61,7 @@ pub(crate) fn all<'a>(
     }
     let state = |ready: usize, lost: usize| match (ready, lost) {
         (0, 1..) => State::Full,
-        // At least three nodes must be lost: two may fail at the same time by chance.
+        // At least three nodes must be not ready: two may fail at the same time by chance.
         (ready, 3..) if lost * 100 >= (ready + lost) * config.unhealthy_percent => State::Partial,
         _ => State::Normal,
     };

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 use k8s_openapi::api::core::v1::Toleration;
 use serde::{Deserialize, Deserializer};
 
-/// The tolerations that admission adds to every pod: 300 seconds.
+/// The tolerations that admission adds to every pod, each for 300 seconds.
 static COMMON: LazyLock<Arc<[Toleration]>> = LazyLock::new(|| {
     let toleration = |key: &str| Toleration {
         key: Some(key.to_owned()),

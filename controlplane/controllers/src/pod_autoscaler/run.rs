@@ -37,7 +37,7 @@ const MAX_COMPARED: usize = 100_000;
 /// Requirements that are compared with the labels of pods before other tasks run. A namespace can have thousands of
 /// pods, and a selector hundreds of requirements.
 const STEP: usize = 1000;
-/// Maximum characters of the selector in that message.
+/// Maximum characters of the selector in the message about overlapping autoscalers.
 const MAX_SELECTOR: usize = 1024;
 
 /// Queues changed autoscalers.

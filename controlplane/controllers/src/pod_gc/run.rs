@@ -35,7 +35,7 @@ fn key_of_all_lost() -> Key {
 /// A user can create very many pods on different nodes that do not exist. A reconcile of a node reads all pods. So the
 /// queue has the keys of such pods, not of their nodes, and the namespaces take turns.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, own_queue: &Arc<OwnQueue>) {
-    // This function is called once for each controller.
+    // The value is not set yet, because this function is called only once.
     let _is_first = own_queue.set(queue.clone());
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {

@@ -8,7 +8,7 @@ use crate::object::{ObjectExt, Service};
 const FINALIZER: &str = "service.kubernetes.io/load-balancer-cleanup";
 
 /// Annotation of a service: the class of the controller that holds the finalizer. Controllers of other classes use the
-/// same finalizer. After a change of its type, the service has no class.
+/// same finalizer. The annotation keeps the class, because a service has no class after a change of its type.
 const HOLDER: &str = "coracle.dev/load-balancer-finalizer";
 
 /// The patch that adds the finalizer for a class. `None` if the service has it, or is being deleted: the API server

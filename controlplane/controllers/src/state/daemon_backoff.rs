@@ -11,7 +11,7 @@ use crate::object::Key;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 
-/// Failures by daemon set and node, or by stateful set and name of the pod.
+/// Failures by daemon set and node, or by stateful set and name of the pod. In the methods, `node` stands for both.
 #[derive(Debug, Default)]
 pub(crate) struct PodBackoff(HashMap<Key, HashMap<String, Entry>>);
 

@@ -5,12 +5,13 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time for each pod: 500 pods in a second. Upstream's controllers together send at most 20 requests in a second
-/// (`--kube-api-qps`), and one job creates at most 500 pods in a second (`MaxPodCreateDeletePerSync`).
+/// (`--kube-api-qps`), and one reconcile of a job creates at most 500 pods (`MaxPodCreateDeletePerSync`).
 const PER_POD: Duration = Duration::from_millis(2);
 /// Maximum credit of a namespace. After a second without creations, its jobs create 500 pods without a wait.
 const CREDIT: Duration = Duration::from_secs(1);
 
-/// The time at which the credit of each namespace is used up. An absent namespace has the maximum credit.
+/// The start of the credit of each namespace. The credit is the time since the start, at most [`CREDIT`]. Until a start
+/// in the future there is no credit. An absent namespace has the maximum credit.
 #[derive(Debug, Default)]
 pub(crate) struct JobCreations(Mutex<HashMap<String, Instant>>);
 
@@ -35,7 +36,7 @@ impl JobCreations {
         None
     }
 
-    /// Returns the credit for pods that were not created, for example because a quota refused them.
+    /// Gives back the credit for pods that were not created, for example because a quota refused them.
     pub(crate) fn refund(&self, namespace: &str, pods: usize) {
         let cost = PER_POD.saturating_mul(u32::try_from(pods).unwrap_or(u32::MAX));
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);

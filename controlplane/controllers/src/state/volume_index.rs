@@ -1,11 +1,12 @@
-//! Index of volumes without a claim and of claims without a volume, so that a change needs no scan of all objects.
+//! Index of volumes by claim, of volumes without a claim by storage class, and of unbound claims by storage class. So a
+//! change needs no scan of all objects.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::object::{Claim, Key, ObjectExt, PersistentVolume};
 
-/// Unbound volumes and claims.
+/// The volumes and the unbound claims.
 #[derive(Debug, Default)]
 pub(crate) struct VolumeIndex {
     state: Mutex<State>,

@@ -52,7 +52,7 @@ pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> 
 struct Deletes {
     /// Whether claims are deleted together with the set.
     with_set: bool,
-    /// Whether claims are deleted together with a pod above the set's size.
+    /// Whether claims are deleted together with a pod whose ordinal is not desired any more.
     with_pod: bool,
 }
 
@@ -65,8 +65,8 @@ fn deletes(set: &StatefulSet) -> Deletes {
     }
 }
 
-/// The owner of a claim by the retention policy. `condemned` is the claim's pod if the pod is above the set's size. If
-/// `whenScaled` is Delete, such a pod owns its claims, so that the claims are deleted together with the pod.
+/// The owner of a claim by the retention policy. `condemned` is the claim's pod if the pod's ordinal is not desired any
+/// more. If `whenScaled` is Delete, such a pod owns its claims, so that the claims are deleted together with the pod.
 fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerReference> {
     let Deletes { with_set, with_pod } = deletes(set);
     let mut owner = match condemned {

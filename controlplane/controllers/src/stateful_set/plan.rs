@@ -36,13 +36,13 @@ pub(crate) enum Action {
     Delete(Arc<Pod>),
 }
 
-/// The range of ordinals of a set.
+/// The desired ordinals of a set.
 pub(super) fn ordinals(set: &StatefulSet) -> std::ops::Range<i32> {
     let start = set.spec.ordinals.as_ref().and_then(|ordinals| ordinals.start).unwrap_or_default();
     start..start.saturating_add(set.spec.replicas.unwrap_or(1))
 }
 
-/// Whether the action deletes a pod above the desired number.
+/// Whether the action deletes a pod that does not have one of the desired [`ordinals`].
 pub(super) fn is_above_size(set: &StatefulSet, action: &Action) -> bool {
     let Action::Delete(pod) = action else { return false };
     ordinal(set, pod).is_some_and(|ordinal| !ordinals(set).contains(&ordinal))
@@ -118,7 +118,8 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
     true
 }
 
-/// Whether a new pod has the update revision. Pods below the partition have the current revision.
+/// Whether a new pod has the update revision. Pods below the partition have the current revision. Without
+/// `rollingUpdate`, the first `status.currentReplicas` pods have it.
 pub(super) fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
     let strategy = set.spec.update_strategy.as_ref();
     if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
@@ -132,7 +133,8 @@ pub(super) fn is_updated(set: &StatefulSet, ordinal: i32) -> bool {
     ordinal >= start.saturating_add(first)
 }
 
-/// Plans the deletion of pods above the desired number, highest ordinal first. Returns whether the update may run.
+/// Plans the deletion of pods whose ordinals are not desired, highest ordinal first. Returns whether the update may
+/// run.
 fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
     let healthy = |pod: &Pod| !pod.is_being_deleted() && is_available(set, pod, snapshot.now);

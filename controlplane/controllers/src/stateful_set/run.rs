@@ -23,8 +23,8 @@ use crate::revision_history::{self, Current, Workload, template_of, to_clean};
 use crate::write::{Part, owners_patch, status_patch};
 
 const COMPONENT: &str = "statefulset-controller";
-/// Maximum number of claim templates of a set for look-ups of claims by ordinal. A set can have thousands of templates.
-/// Then one pass over the claims of the namespace is faster.
+/// Maximum number of claim templates with which the claims of each ordinal are looked up one by one. A set can have
+/// thousands of templates. Then one pass over the claims of the namespace is faster.
 const FEW_TEMPLATES: usize = 20;
 /// Label with the hash of a revision.
 const HASH: &str = "controller.kubernetes.io/hash";

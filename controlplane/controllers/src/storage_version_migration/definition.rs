@@ -14,8 +14,8 @@ pub(super) fn begin(definition: &Value, migration: &str, now: Timestamp) -> Valu
     configuration(definition, "True", "MigrationRunning", &message, now)
 }
 
-/// The apply configuration of the status at the end. After a success only the stored version remains, unless the
-/// definition has changed meanwhile.
+/// The apply configuration of the status at the end. After a success, `storedVersions` has only the version in which
+/// objects are stored now, unless the definition has changed meanwhile.
 pub(super) fn finish(definition: &Value, succeeded: bool, now: Timestamp) -> Value {
     let mut conditions = definition["status"]["conditions"].as_array().into_iter().flatten();
     let began = conditions.find(|condition| condition["type"] == CONDITION);

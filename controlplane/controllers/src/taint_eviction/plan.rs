@@ -15,8 +15,8 @@ pub(crate) enum Due {
 
 /// The eviction time of a pod with these tolerations. `bound` is the time at which the pod was bound to the node.
 ///
-/// A taint without `timeAdded` counts as new. tolerationSeconds are counted from `bound` if the pod is younger than the
-/// taint. Otherwise the pod, and each pod that replaces it, would be evicted immediately.
+/// A taint without `timeAdded` counts as new. `tolerationSeconds` are counted from `bound` if the taint is older. If
+/// they were counted from the taint, such a pod, and each pod that replaces it, could be evicted immediately.
 pub(crate) fn due(
     taints: &[Taint],
     tolerations: &[Toleration],

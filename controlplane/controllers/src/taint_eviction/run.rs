@@ -98,7 +98,7 @@ impl Pending {
 /// The reconcile of a node reads all pods, and a user can create very many pods on a node with taints. So a changed pod
 /// queues its own key, not the key of its node.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pending: &Arc<Pending>) {
-    // This function is called once for each controller.
+    // The value is not set yet, because this function is called only once.
     let _is_first = pending.queue.set(queue.clone());
     let own = queue.clone();
     context.caches.nodes.on_change(move |change| {

@@ -250,7 +250,8 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
     steps
 }
 
-/// Sets the phase of a claim without a volume, which has neither capacity nor class of attributes.
+/// Sets the phase of a claim without a volume, and removes the access modes, the capacity and the current
+/// VolumeAttributesClass from its status.
 fn phase(claim: &Claim, phase: &str) -> Vec<Action> {
     if claim.status.phase.as_deref() == Some(phase) {
         return Vec::new();

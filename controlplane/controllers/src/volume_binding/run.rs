@@ -12,7 +12,8 @@ use crate::write::if_unchanged;
 
 const COMPONENT: &str = "persistentvolume-controller";
 
-/// Queues changed claims and volumes, and their counterparts. The key of a volume has no namespace.
+/// Queues changed claims and volumes, their counterparts, and the unbound claims of changed storage classes. The key of
+/// a volume has no namespace.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let (own, index) = (queue.clone(), context.volumes.clone());
     context.caches.volumes.on_change(move |change| {

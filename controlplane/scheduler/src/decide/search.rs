@@ -17,7 +17,7 @@ use crate::snapshot::{Candidate, Snapshot};
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
 
 /// The nodes that cannot run a pod. Each node is in the list once. The refusals are shared with the results for equal
-/// pods: most pods find a node, so most refusals are never read.
+/// pods and not copied. Most pods find a node, so most refusals are never read.
 pub(super) type RefusedNodes<'a> = Vec<(&'a str, Arc<Refused>)>;
 
 /// A search for nodes that can run a pod.

@@ -64,7 +64,7 @@ pub(super) struct Allocator<'a> {
 #[derive(Clone)]
 struct Selection<'a> {
     devices: Arc<[Selected<'a>]>,
-    /// The error of a selector for the next device. The search fails only if it reaches this device.
+    /// The selector error at the device that follows `devices`. The search fails only if it reaches this device.
     fault: Option<Arc<str>>,
 }
 
@@ -314,8 +314,8 @@ impl<'a> Allocator<'a> {
     }
 
     /// The devices that a request can use: class and request select them, the request tolerates their taints, and their
-    /// capacity suffices. As upstream, a request for all devices also needs the devices with other taints, so it cannot
-    /// be met. After the first faulty selector, no further device is evaluated.
+    /// capacity suffices. As upstream, a request for all devices also selects devices whose taints it does not
+    /// tolerate. Then the request cannot be met. After the first faulty selector, no further device is evaluated.
     fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Selection<'a>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());

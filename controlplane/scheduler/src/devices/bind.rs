@@ -36,7 +36,8 @@ struct NewAllocation<'a> {
 }
 
 /// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the
-/// pod's extended resources. Returns the keys of the claims. After an error the claims are unchanged.
+/// pod's extended resources. Returns the keys of the claims. After an error, [`unreserve`] removes the pod from
+/// `reservedFor` again. The written allocations stay.
 pub(crate) async fn bind(
     client: &Client,
     devices: &Devices,
@@ -124,13 +125,13 @@ async fn allocate(
     Ok(())
 }
 
-/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. The scheduler
-/// calls it if the pod was not bound. Otherwise the devices would stay reserved without use. Errors are only logged,
-/// because the pod is scheduled again in any case.
+/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. It is called if
+/// a claim was not written, or if the binding conditions were not met. Without this call, the devices would stay
+/// reserved without use. Errors are only logged, because the pod is scheduled again in any case.
 ///
 /// A bound pod keeps its claims, as in [`deallocate`].
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
-    // If this request fails, the following requests most likely fail, too.
+    // An error of this request is ignored, because the following requests then most likely fail, too.
     if matches!(find(client, pod).await, Ok(Some(latest)) if latest.node().is_some()) {
         return;
     }
@@ -176,8 +177,8 @@ async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Cla
     Ok(())
 }
 
-/// Deletes the claim for a pod's extended resources. The finalizer of the claim is removed before, because the pod
-/// still exists.
+/// Deletes the claim for a pod's extended resources. The finalizer of the claim is removed first, because the pod still
+/// exists.
 async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> {
     // Remove the claim from the pod's status. In the next attempt, a device plugin may provide the resources. The node
     // would then wait for the deleted claim.

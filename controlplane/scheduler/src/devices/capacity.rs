@@ -95,12 +95,12 @@ fn next_step(requested: Quantity, min: Quantity, step: Quantity) -> Option<Quant
     let rest = added.checked_rem(step)?;
     let missing = if rest == 0 { 0 } else { step.checked_sub(rest)? };
     let units = min.checked_add(added)?.checked_add(missing)?;
-    // As upstream, in binary notation.
+    // As upstream, the result has the binary format of quantities.
     let unit = Quantity::parse("1Ki").ok()?;
     Some(unit.with_thousandths(i128::from(units) * 1000))
 }
 
-/// Whether the policy does not allow the amount.
+/// Whether the policy forbids the amount.
 fn violates(consumed: Quantity, policy: &Value) -> bool {
     if amount(&policy["default"]) == Some(consumed) {
         return false;

@@ -51,7 +51,7 @@ struct ContainerRequests {
     name: String,
     /// Whether the container ends before later containers start. The later containers can then get the same devices.
     is_short_lived: bool,
-    /// Requested amounts by name, of all resources. `None` for an amount that is not a number of devices.
+    /// Requested amounts by name, of all resources. `None` for an amount that is not a whole number.
     amounts: BTreeMap<String, Option<i64>>,
 }
 

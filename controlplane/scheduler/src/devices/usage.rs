@@ -26,8 +26,8 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
 /// yet.
 type ClaimName<'a> = Result<Option<&'a str>, String>;
 
-/// The claims in a pod's spec with their names. The status has the names of generated claims. A map finds them, because
-/// a pod can have thousands of claims. A change of a claim reads the names of all waiting pods.
+/// The claims in a pod's spec with their names. The status has the names of generated claims. These names are in a map,
+/// because a pod can have thousands of claims. Each change of a claim reads the names of all waiting pods.
 pub(super) fn claim_names(pod: &Pod) -> impl Iterator<Item = (&PodResourceClaim, ClaimName<'_>)> {
     let statuses = &pod.status.resource_claim_statuses;
     let mut generated: HashMap<&str, Option<&str>> = HashMap::with_capacity(statuses.len());

@@ -20,8 +20,8 @@ pub(crate) fn refuse(pod: &Pod, node: Candidate<'_>) -> Vec<Refusal> {
     vec!["node(s) didn't match Pod's node affinity/selector".to_owned()]
 }
 
-/// The nodes that the required terms name by `metadata.name`, as in upstream's pre-filter. `None` if a term names no
-/// node, so that all nodes must be checked.
+/// The nodes that the required terms name by `metadata.name`, as in upstream's pre-filter. `None` if there are no
+/// required terms, or if a term names no node. Then all nodes must be checked.
 pub(crate) fn named(pod: &Pod) -> Option<BTreeSet<&str>> {
     let affinity = pod.spec.affinity.as_ref()?.node_affinity.as_ref()?;
     let terms = &affinity.required_during_scheduling_ignored_during_execution.as_ref()?.node_selector_terms;

@@ -195,8 +195,8 @@ impl<'a> Attempt<'a> {
         {
             return Placement::Refused(message.clone());
         }
-        // Enough pods were refused: the gang fits only after a change that helps one of them. Or the attempt ended
-        // because of an error.
+        // Too many pods were refused, so the gang fits only after a change that helps one of them. Or an error has
+        // ended the attempt.
         if self.spare.is_none() || self.failure.is_some() {
             return Placement::Refused(NO_QUORUM.to_owned());
         }

@@ -18,7 +18,7 @@ pub(super) enum QueueState {
     /// The pod waits until this time. If it has an order, it is tried earlier while no pod is ready.
     HeldBack(Instant, Option<QueueOrder>),
     Unschedulable,
-    /// The pod waits for its group.
+    /// The pod waits for its group, or for its device claims to exist.
     Gated,
     /// The pod was popped and is neither refused nor bound yet.
     InFlight,
@@ -47,8 +47,8 @@ pub(super) struct Entry {
     pub(super) attempts: u32,
     /// Number of changes when the pod was popped, or when it last caused one.
     pub(super) popped_at: u64,
-    /// Changes of the pod's volumes and devices while the pod was in flight, all changes before one that the pod
-    /// caused, and all changes during evictions.
+    /// Changes to add to the changes since `popped_at`: changes of the pod, its volumes and its devices while the pod
+    /// was in flight, all changes before a change that the pod caused, and all changes during evictions.
     pub(super) changes_in_flight: Changes,
     /// The changes that may help a refused pod.
     pub(super) helped_by: Changes,

@@ -26,8 +26,9 @@ use coracle_values::object::ObjectExt;
 /// memory and, with a remote server, more connections.
 pub(super) const MAX_BINDINGS: usize = 32;
 
-/// Maximum number of decided pods whose binding needs only one request. So after each request a decided pod is ready,
-/// but most pods of a burst wait in the queue. In the queue they need no task, and pods of a higher priority go first.
+/// Maximum number of decided pods (their node is chosen) whose binding needs only one request. So after each request a
+/// decided pod is ready, but most pods of a burst wait in the queue. In the queue they need no task, and pods of a
+/// higher priority go first.
 pub(super) const MAX_DECIDED: usize = 2 * MAX_BINDINGS;
 
 /// The parts of the scheduler that a binding needs.
@@ -133,9 +134,9 @@ impl Scheduler {
         });
     }
 
-    /// The permit that a decided pod holds until it is bound. `None` if the binding may wait for volumes, devices or an
-    /// extender, because such a wait must not delay other pods. The pods of a gang are decided together, so some of
-    /// them may have no permit.
+    /// The permit that a decided pod holds until its binding ends. `None` if the binding may wait for volumes, devices
+    /// or an extender, because such a wait must not delay other pods. The pods of a gang are decided together, so some
+    /// of them may have no permit.
     fn decided_permit(&self, pod: &Pod) -> Option<OwnedSemaphorePermit> {
         let may_wait = volumes::claims_of(pod).next().is_some()
             || may_use_devices(pod)
@@ -143,8 +144,8 @@ impl Scheduler {
         if may_wait { None } else { self.decided.clone().try_acquire_owned().ok() }
     }
 
-    /// Handles an ended binding, and the bindings that ended meanwhile. A turn of the scheduler's loop polls all
-    /// inputs. This takes longer than the work for one binding.
+    /// Handles an ended binding, and the bindings that ended meanwhile. They are handled together, because a turn of
+    /// the scheduler's loop polls all inputs, which takes longer than the work for one binding.
     pub(super) fn all_bound(&mut self, bound: Bound) {
         self.bound(bound);
         while let Some(Ok(bound)) = self.bindings.try_join_next() {

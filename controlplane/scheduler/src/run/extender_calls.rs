@@ -178,7 +178,7 @@ impl Scheduler {
         }
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
-        // A pod for which the preemption fails is unschedulable.
+        // If only the preemption failed, the pod counts as unschedulable, not as failed.
         let is_error = matches!(outcome, ExtenderOutcome::Nodes { .. });
         match outcome {
             ExtenderOutcome::Nodes { pod, advice: Err(why), .. }

@@ -18,8 +18,8 @@ use crate::hint::Changes;
 use crate::object::Pod;
 use coracle_values::object::{Key, ObjectExt};
 
-/// After an attempt with refused pods, all refused gangs wait for the duration of the attempt times this factor. This
-/// delay comes in addition to the back-off of each gang. So gangs that do not fit use at most a tenth of the
+/// After an attempt with refused pods, no refused gang is retried for the duration of the attempt times this factor.
+/// The back-off of the refused pods starts after this delay. So gangs that do not fit use at most a tenth of the
 /// scheduler's time.
 const DELAY_FACTOR: u32 = 9;
 /// Message of a pod that is gated. Upstream's plugin uses it for PreEnqueue.

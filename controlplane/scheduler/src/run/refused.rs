@@ -132,9 +132,10 @@ impl Scheduler {
         None
     }
 
-    /// Follows the nominated node in the status of a waiting pod, which others may set. After a restart all nominations
-    /// come from there. A status without a node ends the nomination only if the last status had a node. Otherwise the
-    /// scheduler's own write of the node has not arrived yet. Source: `UpdateNominatedPod` of upstream.
+    /// Follows the nominated node in the status of a waiting pod, which other clients may set. After a restart all
+    /// nominations come from the status. A status without a node ends the nomination only if the last status had a
+    /// node. Otherwise the scheduler's own write of the node has not arrived yet. Source: `UpdateNominatedPod` of
+    /// upstream.
     pub(super) fn follow_nomination(&mut self, pod: &Pod) {
         fn nominated(pod: &Pod) -> Option<&str> {
             pod.status.nominated_node_name.as_deref().filter(|node| !node.is_empty())

@@ -138,7 +138,8 @@ impl Affinity {
     /// The reason why the node is refused, and whether the removal of pods can change this result.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         let near = |key: &String| match domain(node, key) {
-            // The terms select no existing pod. A pod that its own terms select may then be placed on any node.
+            // The terms select no existing pod. A pod that its own terms select may then be placed on any node with the
+            // label.
             Some(_) if self.near.is_empty() => self.selects_itself,
             Some(domain) => self.near.contains_key(&domain),
             None => false,

@@ -9,8 +9,8 @@ use crate::object::{Pod, RbdImage};
 /// The pool of an image that names no pool, as in the API.
 const DEFAULT_POOL: &str = "rbd";
 
-/// The disks of a pod. A map by disk, so that the check for common disks of two pods is not quadratic: a pod can have
-/// thousands of volumes. A clone shares the disks.
+/// The disks of a pod. They are a map by disk, so that the check for common disks of two pods is not quadratic: a pod
+/// can have thousands of volumes. A clone shares the disks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Disks(Option<Arc<BTreeMap<Disk, Monitors>>>);
 

@@ -41,7 +41,7 @@ pub(crate) struct PodClaims {
     bound: Vec<Option<Volume>>,
     /// Claims that wait for the pod.
     waiting: Vec<Waiting>,
-    /// Claims that only one pod may use.
+    /// Claims that only one pod may use (access mode ReadWriteOncePod).
     exclusive: Vec<Key>,
     /// Drivers that attach volumes of the pod, with the names of the volumes in the drivers.
     attached: HashSet<(String, String)>,
