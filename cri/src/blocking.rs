@@ -159,8 +159,8 @@ pub struct FairWork {
 }
 
 impl FairWork {
-    /// `most` is the maximum number of concurrent calls, and `each` that of one owner. It is also the maximum number of calls
-    /// of owners that have one already, of all owners together. Further calls wait.
+    /// `most` is the maximum number of concurrent calls, and `each` is the maximum for one owner. All owners together
+    /// can have `each` calls in addition to the first call of each owner. Further calls wait.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
         Self { permits: FairPermits::with_further(most, each, each) }

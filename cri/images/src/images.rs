@@ -407,7 +407,8 @@ impl Inner {
         Ok(inner)
     }
 
-    /// Loads the records. An image with a missing layer is dropped; it will be pulled again.
+    /// Loads the records. An image with a missing layer or an invalid configuration is dropped. It will be pulled
+    /// again.
     fn load(&self) -> Result<(), StoreError> {
         let mut loaded = records::load(&self.records)?;
         table::resolve_tag_conflicts(&mut loaded);
