@@ -193,7 +193,7 @@ impl Images {
         let _timed_out = tokio::time::timeout(SPACE_TIMEOUT, self.wait_until_deleted()).await;
     }
 
-    /// Waits until all removed layers are deleted from the disk.
+    /// Waits until all removed layers are deleted from the disk. A failed deletion ends the wait, too.
     pub async fn wait_until_deleted(&self) {
         self.inner.layers.trash.wait_until_empty().await;
     }
@@ -204,8 +204,8 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls. Call it once
-    /// after a restart, after all ids in use are held again.
+    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls that are no longer
+    /// kept for a retry. Call it once after a restart, after all ids in use are held again.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.
