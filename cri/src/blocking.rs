@@ -34,7 +34,7 @@ pub enum Blocked {
     /// The file system still blocks an earlier attempt.
     #[error("a file system has not responded to an earlier attempt yet")]
     Earlier,
-    /// No thread can be started.
+    /// No thread can be started, or the work panicked.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
 }
@@ -86,7 +86,7 @@ impl Drop for InProgress {
 /// so that repeated attempts leave at most one blocked thread.
 ///
 /// # Errors
-/// If the work takes longer than 30 seconds, an earlier attempt still runs, or no thread can be started.
+/// If the work takes longer than 30 seconds or panics, an earlier attempt still runs, or no thread can be started.
 pub async fn run<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
@@ -124,7 +124,7 @@ pub struct FileWork {
 }
 
 impl FileWork {
-    /// Maximum number of concurrent calls. Further calls wait.
+    /// `most` is the maximum number of concurrent calls. Further calls wait.
     #[must_use]
     pub const fn new(most: usize) -> Self {
         Self { permits: Semaphore::const_new(most) }
@@ -159,8 +159,8 @@ pub struct FairWork {
 }
 
 impl FairWork {
-    /// `most` is the maximum number of concurrent calls, and `each` that of one owner. It is also the maximum number of calls
-    /// of owners that have one already, of all owners together. Further calls wait.
+    /// `most` is the maximum number of concurrent calls, and `each` is the maximum for one owner. All owners together
+    /// can have `each` calls in addition to the first call of each owner. Further calls wait.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
         Self { permits: FairPermits::with_further(most, each, each) }

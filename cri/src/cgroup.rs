@@ -33,7 +33,7 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Number of checks after which all remaining processes get the signal again.
 const KILL_AGAIN: u32 = 100;
-/// Minimum bytes of a list of processes that counts as long, about 600 processes.
+/// Size in bytes from which the list of a cgroup's processes counts as long: about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);

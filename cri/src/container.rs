@@ -50,8 +50,8 @@ pub(crate) struct Container {
     packed: Arc<[u8]>,
     state: watch::Sender<ContainerState>,
     transitions: Mutex<Vec<Transition>>,
-    /// Held during creation and start, and by tasks that record an exit. So a container that ends at once is recorded
-    /// as started before it is recorded as stopped.
+    /// Held during creation, start and a change of limits, and by tasks that record an exit. So a container that ends
+    /// at once is recorded as started before it is recorded as stopped.
     pub(crate) starting: tokio::sync::Mutex<()>,
     /// Held by a removal and by a checkpoint.
     pub(crate) removing: Arc<tokio::sync::Mutex<()>>,

@@ -7,7 +7,7 @@ use crate::error::Error;
 /// Features and limits of this machine that apply to every container.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
-    /// The capabilities of this process, as `CAP_…` names.
+    /// The capabilities in the bounding set of this process, as sorted `CAP_…` names.
     pub(crate) capabilities: Vec<String>,
     /// Lowest OOM score adjustment that this process may set. `None` without a floor.
     pub(crate) oom_floor: Option<i32>,

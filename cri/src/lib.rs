@@ -6,7 +6,7 @@
 //!
 //! Invariants:
 //! - The crate uses the types of the CRI and the OCI, but no Kubernetes kind.
-//! - It never calls the container library: only the shim's forked creators do.
+//! - It never calls the container library: only forks of the shim do.
 //! - Record first, side effect second: if the process is killed at any time, [`Runtime::open`] finds every sandbox and
 //!   container again, and undoes incomplete objects.
 //! - Errors become gRPC codes in `server/grpc_status.rs` and nowhere else.

@@ -52,7 +52,7 @@ pub(crate) struct PodOf<'a> {
 // === impl PluginHooks ===
 
 impl PluginHooks {
-    /// Whether plugins are connected or can connect.
+    /// Whether any plugin is connected. The result may be outdated immediately.
     pub(crate) fn is_active(&self) -> bool {
         self.nri.is_active()
     }

@@ -40,8 +40,8 @@ fn raise_below(sysctls: &Path) {
     LIMITS.iter().for_each(|name| raise_limit(&sysctls.join(name)));
 }
 
-/// Raises the limits that have the kernel's default. Limits that an administrator has set stay, because a low limit of
-/// user namespaces makes some attacks on the kernel harder.
+/// Raises the limits of namespaces that have the kernel's default. Other values stay, because an administrator has set
+/// them: a low limit of user namespaces makes some attacks on the kernel harder.
 fn raise_namespaces(dir: &Path, threads: &Path) {
     let Some(default) = read(threads).map(|threads| threads / 2) else { return };
     for kind in KINDS {

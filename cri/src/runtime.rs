@@ -88,8 +88,8 @@ impl Runtime {
     ///
     /// # Errors
     /// If a directory cannot be created, or the cgroups cannot be found or do not fit the configuration. Also if a
-    /// record is of a later version of this program, or a live shim is incompatible. No pod is changed then. Any other
-    /// unreadable record is set aside with a warning.
+    /// record is of a later version of this program, the kernel refuses to read a record, or a live shim is
+    /// incompatible. No pod is changed then. An object with any other unreadable record is undone, with a warning.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let parts = Components::open(config, images, network)?;
         let (runtime, recovery) = parts.compose();

@@ -9,7 +9,8 @@
 //! each new connection until [`Shim::acknowledge`] is called with its sequence number.
 //!
 //! A live shim can fail to answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk.
-//! Every call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.
+//! So each call except [`Shim::hello`] and [`Shim::restore`] has a timeout, see [`Timeouts`]. After the timeout, the
+//! shim can still execute the call when it wakes.
 
 mod error;
 pub(crate) mod file;

@@ -36,7 +36,7 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
-/// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once.
+/// Bytes and inodes below a container's layer. All hard links of a file are in the layer, so each file counts once.
 /// `None` if `goes_on` ended the count.
 fn disk(dir: &Path, goes_on: impl FnMut() -> bool) -> Option<Usage> {
     coracle_tree::usage_while(dir, goes_on).unwrap_or_else(|error| {

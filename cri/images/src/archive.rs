@@ -1,7 +1,7 @@
 //! Streaming reader of tar archives: ustar, pax and GNU headers, long names, sparse files.
 //!
 //! The parser is part of this crate, because archives are untrusted. Every header that is kept in memory has a size
-//! limit, and the caller gets all names and numbers unresolved.
+//! limit. The caller must check paths, link targets, attribute names and device numbers.
 
 use std::io::{self, BufRead};
 

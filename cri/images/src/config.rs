@@ -18,8 +18,8 @@ pub struct ImagesConfig {
     pub(crate) platform: Platform,
     /// Limits of unpacked layers.
     pub limits: Limits,
-    /// Timeout for the next byte from a registry. After the timeout the request is repeated, and resumes after the last
-    /// received byte.
+    /// Timeout for the next byte from a registry. After the timeout, the fetch of a blob resumes after the last
+    /// received byte, and a manifest is requested from the next host.
     pub(crate) stall_timeout: Duration,
     /// Timeout for progress. A pull fails if a registry sends almost no data for this long, even in many responses.
     /// Only time spent waiting for the registry counts.

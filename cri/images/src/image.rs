@@ -64,7 +64,7 @@ pub type ProgressFn = Arc<dyn Fn(&PullProgress) + Send + Sync>;
 pub struct PullProgress {
     /// Compressed bytes of the image, or bytes of the layers in the archive; 0 until the manifest is known.
     pub bytes_total: u64,
-    /// Those of the layers that are present, or have arrived or been copied.
+    /// The part of `bytes_total` that is present, or that has arrived or been copied.
     pub bytes_done: u64,
     /// Number of the image's layers.
     pub layers_total: usize,

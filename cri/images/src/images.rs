@@ -193,7 +193,7 @@ impl Images {
         let _timed_out = tokio::time::timeout(SPACE_TIMEOUT, self.wait_until_deleted()).await;
     }
 
-    /// Waits until all removed layers are deleted from the disk.
+    /// Waits until all removed layers are deleted from the disk. A failed deletion ends the wait, too.
     pub async fn wait_until_deleted(&self) {
         self.inner.layers.trash.wait_until_empty().await;
     }
@@ -204,8 +204,8 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls. Call it once
-    /// after a restart, after all ids in use are held again.
+    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls that are no longer
+    /// kept for a retry. Call it once after a restart, after all ids in use are held again.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.
@@ -407,7 +407,8 @@ impl Inner {
         Ok(inner)
     }
 
-    /// Loads the records. An image with a missing layer is dropped; it will be pulled again.
+    /// Loads the records. An image with a missing layer or an invalid configuration is dropped. It will be pulled
+    /// again.
     fn load(&self) -> Result<(), StoreError> {
         let mut loaded = records::load(&self.records)?;
         table::resolve_tag_conflicts(&mut loaded);

@@ -125,7 +125,8 @@ impl Images {
     /// save` archive. The names are from the archive. The only image of an archive gets the name `name`, if given.
     ///
     /// # Errors
-    /// If the archive is invalid, its content is corrupt, or a file cannot be written.
+    /// If the archive is invalid, its content is corrupt, or a file cannot be written. Also if `name` is given and the
+    /// archive has several images. Images that were imported before the error stay.
     pub async fn import(&self, path: &Path, name: Option<&str>) -> Result<Vec<Image>, Error> {
         self.import_with(path, name, None).await
     }

@@ -158,9 +158,9 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The digest of a tag or digest that the first host serves, by one HEAD request. Registries do not count a HEAD request
-    /// as a pull. `None` if the host returns no digest of a tag: then the caller fetches the document. The response cannot
-    /// change a digest in the reference: otherwise a registry or mirror could substitute another image of the repository.
+    /// The digest of a tag or digest, by one HEAD request to the first host with the capability. Registries do not
+    /// count a HEAD request as a pull. `None` if the request fails or returns no digest of a tag: then the caller
+    /// fetches the document. A digest in the reference is never replaced: a mirror could substitute another image.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,

@@ -8,9 +8,11 @@
 //! ```
 //!
 //! Start reading at [`Nri`], whose methods are the hooks. Invariants:
-//! - Without a subscriber an event costs one atomic load, and no description is made.
-//! - A plugin that does not respond in time is dropped, and the runtime continues without it.
-//! - Requests reach plugins one at a time, as in upstream's package `adaptation`, because plugins rely on this order.
+//! - While no plugin is connected, an event costs one atomic load. Without a subscriber no description is made.
+//! - A plugin that does not respond in time is dropped, and the runtime continues without it. Exception: without the
+//!   response of a validating plugin, the container is not created.
+//! - Events reach plugins one at a time, as in upstream's package `adaptation`, because plugins rely on this order.
+//!   Only validating plugins are called at the same time.
 //! - A plugin that joins gets every pod and container, including those that are being created ([`Nri::block_joins`]).
 //! - `adjust`, `apply` and `describe` do no I/O.
 //! - The crate uses types of NRI and the OCI, but no types of the CRI.

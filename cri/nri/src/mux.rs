@@ -26,7 +26,7 @@ pub fn frames(connection: u32, message: &[u8]) -> Vec<u8> {
     for payload in [first, rest] {
         if !payload.is_empty() {
             bytes.extend_from_slice(&connection.to_be_bytes());
-            // ttrpc refuses messages of 4 GiB and more, so the length fits.
+            // A message has at most `MAX_LENGTH` bytes, so the length fits.
             bytes.extend_from_slice(&u32::try_from(payload.len()).unwrap_or(u32::MAX).to_be_bytes());
             bytes.extend_from_slice(payload);
         }

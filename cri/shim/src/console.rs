@@ -1,4 +1,5 @@
-//! The console socket: the container library sends the terminal's master descriptor over it.
+//! The console socket: the container's first process or the container library sends the terminal's master descriptor
+//! over it.
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
@@ -32,8 +33,7 @@ impl Console {
         &self.path
     }
 
-    /// Receives the master. The library sends the master before it reports the container as created, so this call never
-    /// blocks.
+    /// Receives the master. It never blocks: the master was sent before the container was reported as created.
     pub(crate) fn receive(self) -> io::Result<OwnedFd> {
         let (stream, _) = self.listener.accept()?;
         let _ = std::fs::remove_file(&self.path);

@@ -110,7 +110,7 @@ struct CloneArgs {
     cgroup: u64,
 }
 
-/// clone3(2): forks a sibling (a child of the caller's parent) directly into the v2 cgroup of that directory.
+/// clone3(2): forks a sibling (a child of the caller's parent) directly into a v2 cgroup. `cgroup` is its directory.
 pub(crate) fn clone_sibling_into(cgroup: &OwnedFd) -> io::Result<Fork> {
     const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
     let cgroup = u64::try_from(cgroup.as_raw_fd()).map_err(io::Error::other)?;

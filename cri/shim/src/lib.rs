@@ -6,9 +6,9 @@
 //! process to a pod) and `shim` (the event loop; one file per call).
 //!
 //! Invariants:
-//! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks, and no timer is used for
-//!   polling.
-//! - It calls the container library only in `creator`, a fork that exits after one container.
+//! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks. A timer is used for polling
+//!   only while a container is deleted (`shim/delete.rs`).
+//! - Only its forks call the container library: those that make a container (`creator`) or become an exec (`identity`).
 //! - Its memory does not grow with time. Without an agent it queues only one event per ended process.
 //! - It mounts file systems in its own mount namespace, so they are unmounted at its end.
 //! - The shim uses OCI specs and its own protocol, and no types of the CRI or Kubernetes.

@@ -2,8 +2,8 @@
 //!
 //! A socket is used, because a pipe can be opened a second time through `/proc/PID/fd`. A socket cannot (`sock_no_open`
 //! in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim accepts a
-//! message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of file
-//! means that the program runs, or that the child has ended.
+//! message, except a cause of an error, only from a process that may send it, see [`Senders`]. The child's end is
+//! close-on-exec. So end of file means that the program runs, or that the child has ended.
 
 mod senders;
 

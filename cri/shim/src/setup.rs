@@ -138,7 +138,8 @@ pub(crate) struct ForkedShim {
 
 /// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling continues. A
 /// move of the process into the cgroup would wait for an RCU grace period, 10 ms and more. During a move every other
-/// creation, entry and removal of a cgroup on the machine waits.
+/// creation, entry and removal of a cgroup on the machine waits. With a systemd scope, systemd moves this process, and
+/// nothing is forked.
 pub(crate) fn fork_into_cgroup(config: &SandboxConfig) -> Result<ForkedShim, SetupError> {
     let hierarchies = cgroup::configured(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {

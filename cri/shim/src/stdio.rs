@@ -22,7 +22,8 @@ use crate::report::{note, set_nonblocking};
 
 /// Maximum reads from one output per event, so that an output with much data does not delay the other outputs.
 const MAX_READS: usize = 4;
-/// Maximum bytes that a client may fall behind before it is disconnected.
+/// Capacity in bytes of the pipe to an attached client, unless the client requests less. A client that falls behind by
+/// more is disconnected. For a client of a terminal, the send buffer of its socket has this role.
 const ATTACH_BUFFER: i32 = 1 << 20;
 
 /// The shim's ends of a container's streams, and its attached clients.

@@ -20,8 +20,8 @@ use crate::kernel;
 
 /// Maximum descriptors in one packet; the protocol sends at most three.
 const MAX_FDS: usize = 8;
-/// Maximum bytes of a packet. Packets of the protocol are much smaller; large data is sent as a file. A
-/// larger packet is not sent.
+/// Maximum bytes of a packet. Packets of the protocol are much smaller; large data is sent as a file. Instead of a
+/// larger reply, an error is sent.
 const MAX_PACKET: usize = 1 << 20;
 /// Length of the accept queue. All queued agents except the last have already ended.
 const BACKLOG: i32 = 128;

@@ -113,8 +113,8 @@ impl Layout {
     }
 
     /// The cgroup that the shim and the containers of a pod share in some hierarchies. In these hierarchies containers
-    /// have no cgroup of their own, and systemd makes no cgroup. A hierarchy without controllers beside v1 is an
-    /// example.
+    /// have no cgroup of their own, and systemd makes no cgroup. An example is the v2 hierarchy beside v1 hierarchies,
+    /// which has no controllers.
     pub(crate) fn shim_of_pod(&self, sandbox_id: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => format!("{}/{sandbox_id}", self.shims_directory()),

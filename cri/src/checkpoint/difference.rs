@@ -22,7 +22,7 @@ use tar::{Builder, EntryType, Header, HeaderMode};
 use super::archive::builder;
 use super::attributes;
 
-/// Maximum length of a path (`PATH_MAX`).
+/// Maximum length of a path (`PATH_MAX` without the final NUL).
 const MAX_PATH: usize = 4095;
 /// Maximum bytes of the paths that are kept while an archive is written: the paths of deleted files, and of files with
 /// several names. A container determines their number and lengths. A restore refuses longer lists of deleted files.

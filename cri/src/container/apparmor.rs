@@ -36,8 +36,8 @@ pub(crate) struct IncludeFiles {
     base: bool,
 }
 
-/// The default profile of this machine. A process loads it at its first use, or replaces that of an earlier process at its
-/// start.
+/// The default profile of this machine. A process loads the profile at its first use. If an earlier process has loaded
+/// the profile, the process replaces it at its start.
 #[derive(Debug, Default)]
 pub(crate) struct DefaultProfile {
     /// Held during a load.

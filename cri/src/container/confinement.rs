@@ -2,7 +2,8 @@
 //!
 //! A profile by name is applied if the kernel has AppArmor and the profile is loaded. Otherwise the container is
 //! refused, because a container must not run with less confinement than requested. `RuntimeDefault` means Coracle's own
-//! profile, which is loaded first, or another known default profile. On a machine without AppArmor there is no profile.
+//! profile, which is loaded first, or another known default profile. A container without a request gets the default
+//! profile if one is loaded. A privileged container, and a machine without AppArmor, has no default profile.
 
 use coracle_proto::cri::LinuxContainerSecurityContext;
 use coracle_proto::cri::security_profile::ProfileType;

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Timeouts {
     /// Timeout of calls without long work.
     pub answer: Duration,
-    /// Timeout of the creation or start of a container or process.
+    /// Timeout of the start of a shim, the creation or start of a container or process, and a connection to a port.
     pub work: Duration,
     /// Timeout of the end of a container or of the whole pod.
     pub end: Duration,

@@ -23,7 +23,7 @@ const READ_SIZE: usize = 16 << 10;
 /// Maximum time that the outputs stay open after the command has ended. Child processes can keep the outputs open. The
 /// command's own output is in the pipes by then, and is delivered even if the client takes longer to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// Maximum capacity of a pipe. The pipe of an attached client is in the shim.
+/// Maximum capacity in bytes of the pipe of an output. The shim makes the pipes of attached clients.
 const PIPE_CAPACITY: usize = 1 << 20;
 
 type Reader = Box<dyn AsyncRead + Send + Unpin>;

@@ -9,7 +9,8 @@ use crate::property::Property;
 
 /// systemd's private socket. Only root can use it, and it needs no message bus.
 const SOCKET: &str = "/run/systemd/private";
-/// Timeout of a call. A stop may take that long, because systemd waits for processes.
+/// Timeout of one read or write. A stop may send nothing for that long, because systemd waits for processes. A call can
+/// take longer: each message about another unit begins a new read.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";

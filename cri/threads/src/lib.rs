@@ -77,7 +77,8 @@ impl Threads {
         self.run_boxed(Box::new(work))
     }
 
-    /// Runs work as [`Threads::run`] does, and returns its result. The work also ends if the caller no longer waits.
+    /// Runs work as [`Threads::run`] does, and returns its result. The work runs to its end even if the caller stops
+    /// waiting.
     ///
     /// # Errors
     /// If the kernel starts no thread, or if the work panics.

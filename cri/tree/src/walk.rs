@@ -24,7 +24,7 @@ const MAX_DIRECTORIES: u64 = 1 << 24;
 /// Directories that other processes may create during a walk.
 const NEW_DIRECTORIES: u64 = 1 << 16;
 
-/// Maximum names for each inode of the file system. Files rarely have more hard links.
+/// Maximum names that a walk reads, as a multiple of its maximum directories. Files rarely have more hard links.
 const NAMES_PER_INODE: usize = 64;
 
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
@@ -74,15 +74,15 @@ struct Scope {
     kinds: Kinds,
     /// Maximum directories that are reported.
     most: usize,
-    /// Maximum names that are read, for each directory that the file system can have.
+    /// Maximum names that are read, as a multiple of the maximum directories ([`most_directories`]).
     names: usize,
 }
 
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories deeper than 64 levels during the walk can hide their contents,
-/// but nothing else. It can also make the walk find directories again, even a directory of very many files. So the walk
-/// ends after as many directories as the file system has inodes, and after 64 times as many names. Unreadable entries are
-/// skipped, with all that is below them.
+/// but nothing else. It can also make the walk find directories again, even a directory of very many files. So the
+/// number of directories has a limit: the used inodes of the file system, and some new ones. The limit of names is 64
+/// times higher. Unreadable entries are skipped, with all that is below them.
 ///
 /// # Errors
 /// If the directory cannot be opened, or if no descriptor is free for a directory below it. EAGAIN if the walk found too
@@ -176,8 +176,9 @@ fn walk_with(
     }
 }
 
-/// Maximum directories that a walk enters: the inodes of the file system. Without this limit, a process could prolong the
-/// walk without end: it could move each directory that the walk has left into the directory that the walk reads.
+/// Maximum directories that a walk enters: the used inodes of the file system, and [`NEW_DIRECTORIES`]. Without this
+/// limit, a process could prolong the walk without end: it could move each directory that the walk has left into the
+/// directory that the walk reads.
 fn most_directories(top: &OwnedFd) -> usize {
     let system = fstatvfs(top).ok();
     // Some file systems report no inodes, or more free ones than there are.

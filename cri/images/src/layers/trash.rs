@@ -35,7 +35,7 @@ pub(crate) struct Trash {
     directory: PathBuf,
     sync_renames: SyncRenames,
     state: Mutex<State>,
-    /// Number of items that are not deleted yet.
+    /// Number of items whose deletion is not finished. A failed deletion counts as finished.
     left: watch::Sender<usize>,
 }
 
@@ -138,7 +138,7 @@ impl Trash {
         true
     }
 
-    /// Waits until the trash is empty.
+    /// Waits until every item is deleted, or its deletion has failed.
     pub(crate) async fn wait_until_empty(&self) {
         let mut left = self.left.subscribe();
         // `self` owns the sender, so this cannot fail.

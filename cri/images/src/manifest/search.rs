@@ -20,7 +20,7 @@ pub(crate) struct Search<'a> {
     unread: Vec<DocumentToRead>,
     /// A manifest whose configuration is read next.
     candidate: Option<Candidate>,
-    /// The result, if name or index identify it.
+    /// The result, if the name or an index identifies it.
     found: Option<Found>,
     /// Whether an index does not state the platforms of its manifests.
     unsure: bool,
@@ -160,7 +160,7 @@ impl<'a> Search<'a> {
             Fitting::Marked(descriptor) => self.unread.push(wanted(descriptor, Chosen::ByPlatform)),
             Fitting::Unmarked(all) => {
                 self.unsure = true;
-                // No more documents are read.
+                // The search reads at most this number of documents.
                 let first = all.into_iter().take(UNMARKED_MAX).rev();
                 self.unread.extend(first.map(|descriptor| wanted(descriptor, Chosen::Unmarked)));
             }

@@ -1,7 +1,8 @@
 //! The hosts of a registry's content: `hosts.toml` in containerd's layout.
 //!
-//! The first of these files that exists is read: `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml`,
-//! `<dir>/_default/hosts.toml`. Mirrors come in the order of the file, then the server itself.
+//! The first of these directories that exists is used: `<dir>/<host>_<port>_`, `<dir>/<host[:port]>`, `<dir>/_default`.
+//! Mirrors come in the order of its `hosts.toml`, then the server itself. In a directory without this file, only
+//! certificates in Docker's layout are used.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -121,7 +121,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Requests adjustments, merges them, and calls the validating plugin.
+    /// Requests adjustments, merges them, and then calls all validating plugins at the same time.
     pub(super) async fn create(&self, pod: &PodSandbox, container: Container) -> Result<Creation, Error> {
         let pristine = self.wants_any(&[Event::ValidateContainerAdjustment]).then(|| container.clone());
         let mut creation = Creation::new(container);
@@ -171,7 +171,7 @@ impl Chain {
                 Ok(ValidateContainerAdjustmentResponse { reason, .. }) => {
                     return Err(Error::Rejected { plugin: name, reason });
                 }
-                // Without a response from the validating plugin the adjustment counts as invalid, even if the plugin
+                // Without a response from a validating plugin the adjustment counts as invalid, even if the plugin
                 // has disconnected.
                 Err(source) => {
                     if source.is_fatal() {

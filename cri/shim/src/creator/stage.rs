@@ -1,6 +1,7 @@
 //! The stage: a staging directory for mounts that must be prepared before the container is made.
 //!
-//! The stage is a tmpfs in the creator's own mount namespace. The namespace ends with the container. The stage has
+//! The stage is a tmpfs in the creator's own mount namespace, which ends with the creator. The container's mount
+//! namespace gets copies of the mounts. The stage has
 //!
 //! - volumes with a propagation of their own, and all volumes if the host's mounts are private, see
 //!   [`propagation`];

@@ -58,8 +58,8 @@ pub(crate) fn load_device_program<T: Copy>(program: &[T]) -> io::Result<OwnedFd>
     owned(unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) })
 }
 
-/// Attaches the program to the cgroup of that directory: the program decides on every device access of the cgroup's
-/// processes. The program stays attached as long as the cgroup exists.
+/// Attaches a program to a cgroup, whose directory is `cgroup`. The program decides on every device access of the
+/// cgroup's processes. It stays attached as long as the cgroup exists.
 pub(crate) fn attach_device_program(cgroup: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     let number = |fd: &OwnedFd| u32::try_from(fd.as_raw_fd()).map_err(io::Error::other);
     let attach = Attach {

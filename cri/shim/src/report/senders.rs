@@ -1,7 +1,8 @@
 //! Checks which process may send which message of a report. No I/O.
 //!
 //! The first sender is the child that the shim forked. Its messages may name a successor and the first process. Then
-//! these processes may send messages, too. Only the first message of each kind counts, except that all causes count.
+//! these processes may send messages, too. Only the first message of each kind counts. Causes are an exception: they
+//! are accepted from every process, and all of them count.
 
 use std::mem::{Discriminant, discriminant};
 

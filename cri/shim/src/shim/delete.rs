@@ -2,8 +2,9 @@
 //!
 //! Each attempt kills all processes of the container. Then it determines the event to wait for: the exit of the first
 //! process (SIGCHLD), the exits of other processes in the cgroup (their pidfds), or the release of the cgroup by the
-//! kernel. The kernel releases a cgroup shortly after its last process is reaped and sends no event, so only this case
-//! uses a timer.
+//! kernel. The kernel releases a cgroup shortly after its last process is reaped, and sends no event. So a timer
+//! triggers the next attempt. A timer is also used while a creator or restorer ends, and if the exits of processes
+//! cannot be watched.
 
 use std::time::{Duration, Instant};
 
@@ -72,7 +73,7 @@ impl Shim {
             // creator and keep the report open. This process enters the cgroup later, where the next attempt finds it.
             // So there is a timer, too. A restorer is treated in the same way.
             Phase::Creating { .. } | Phase::Restoring { .. } => deletion.back_off(),
-            // The exit of the first process triggers the next attempt.
+            // The end of the first process and of its output triggers the next attempt.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
         }
     }

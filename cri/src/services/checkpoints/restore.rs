@@ -99,8 +99,9 @@ impl CheckpointService {
             restored.push(self.restore_container(&sandbox, config, origin).await?);
             coracle_fault::point("restore-pod.container");
         }
-        // The new record does not say `restoring`, so that the pod is kept when the runtime restarts. It must not replace
-        // the record of a stopped sandbox, or remain after its removal.
+        // The new record does not say `restoring`, so that the pod is kept when the runtime restarts. The guard ensures
+        // that this record does not replace the record of a stopped sandbox, and is not left after the removal of the
+        // sandbox.
         let _guard = sandbox.ending.lock().await;
         sandbox.shim()?;
         self.records.write_sandbox(&sandbox.record_now())?;

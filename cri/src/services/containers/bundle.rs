@@ -86,7 +86,7 @@ impl ContainerService {
                 upper: text(&dirs.upper),
                 work: text(&dirs.work),
                 target: text(&dirs.rootfs),
-                // The container library makes the root file system read-only after its mount points exist.
+                // The shim makes the root file system read-only after its mount points exist.
                 read_only: false,
             }),
             terminal: record.config.tty,

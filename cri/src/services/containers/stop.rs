@@ -54,7 +54,7 @@ impl ContainerService {
     /// Kills a container and waits until its end is recorded.
     pub(crate) async fn kill_container(&self, container: &Container) -> Result<(), Error> {
         let in_state = |state| Error::WrongState { what: "container", id: container.id.clone(), state };
-        // A creation in progress is complete or undone after this, unless the shim does not answer.
+        // After this wait, a creation in progress is complete or undone, unless the shim does not answer.
         let limit = self.config.shim_timeouts.end;
         if timeout(limit, container.starting.lock()).await.is_err() {
             return Err(in_state("being created or started"));

@@ -19,8 +19,8 @@ use crate::sandbox::files::POD_FILES;
 use crate::selinux::relabel;
 use crate::services::images::image_error;
 
-/// Relabelling of volumes: one for each pod of a node with the default number of pods (110), and further ones. So namespaces
-/// with many files do not delay the others.
+/// Permits to relabel volumes. There are more permits than a node has pods by default (110). So namespaces with many
+/// files do not delay the pods of other namespaces.
 static RELABELS: FairWork = FairWork::new(128, 8);
 /// Interval in which a relabelling checks whether its pod is being stopped.
 const STOP_CHECK: Duration = Duration::from_secs(1);

@@ -59,7 +59,7 @@ impl SandboxService {
             "initPid": live.as_ref().map(|live| live.init_pid),
             "netNamespaceClosed": live.is_none() && own_network(config),
             "config": message(config),
-            // The path of other runtimes, which debugging scripts read.
+            // Other runtimes have the namespaces at this path, and debugging scripts read them there.
             "runtimeSpec": {"linux": {"namespaces": namespaces}},
             "cniResult": answer.map(|answer| cni_result(&answer, INTERFACE)),
             "directory": self.objects.records.sandbox_dir(&sandbox.id),

@@ -97,7 +97,7 @@ impl SandboxService {
         coracle_fault::point("stop-pod.shim");
         sandbox.forget_all_execs();
         for container in self.objects.tables.containers_of(&sandbox.id) {
-            // Only containers of a killed shim: a responsive shim has reported the ends of its containers.
+            // Such containers are left only if the shim was killed: a responsive shim has reported all exits.
             if !matches!(container.phase(), ContainerPhase::Exited(_)) {
                 self.transitions.exits.end_lost_container(&container).await;
             }
