@@ -85,7 +85,7 @@ pub struct Resource {
     pub storage: Option<Arc<Resource>>,
     /// Conversion between versions. `None` if only `apiVersion` differs.
     pub convert: Option<Arc<dyn Convert>>,
-    /// Whether objects are stored in the store's memory tier only.
+    /// Whether objects belong to the volatile tier of the store, which the embedded store keeps in memory only.
     pub volatile: bool,
     /// Default time to live of an object in seconds. 0 means no limit.
     pub ttl_seconds: u32,
@@ -261,7 +261,7 @@ impl Resource {
         }
     }
 
-    /// `v1`, `apps/v1`.
+    /// The apiVersion of objects: `v1`, `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.api_version
     }

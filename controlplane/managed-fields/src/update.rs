@@ -282,7 +282,7 @@ impl<V: Versions> Updater<'_, V> {
         conflicts
     }
 
-    /// Removes absent fields from the managers by update of this version: the fields that the object does not have. A
+    /// Removes the fields that the object does not have from the managers with the operation Update in this version. A
     /// write in another version, without conversion, cannot take such fields from these managers. Their sets would grow
     /// until the object is too large, for example if one version adds keys and another version removes them.
     fn release_absent(&self, new: &Value, managers: &mut Managers) {

@@ -92,7 +92,7 @@ impl Change<'_> {
         self.new[name].is_null() != self.old[name].is_null() || time(&self.new[name]) != time(&self.old[name])
     }
 
-    /// The conditions that end a job, or announce its end.
+    /// Checks the conditions that end a job or announce its end.
     fn ends(&self, causes: &mut Causes, path: &Path) {
         let mut refuse = |wrong: bool, detail: &str| {
             if wrong {
@@ -235,7 +235,7 @@ impl Change<'_> {
         }
     }
 
-    /// A job that is resumed gets a new start time.
+    /// Checks that a start time, once set, changes only while the job is suspended or when it is resumed.
     fn start_time(&self, causes: &mut Causes, path: &Path) {
         let resumes = is(self.old, "Suspended") && has(self.new, "Suspended", "False");
         let restarts = !self.old["startTime"].is_null() && self.changes_time("startTime");

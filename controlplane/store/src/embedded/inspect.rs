@@ -102,7 +102,7 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
         match entry(journal, &mut data) {
             Ok(Some((tag, size))) => {
                 at += size;
-                // The end of a batch, or the entry that clears a keyspace, which needs no batch.
+                // The end of a batch, or the entry that clears a keyspace.
                 if matches!(tag, 3 | 4) {
                     whole = at;
                 }
