@@ -393,7 +393,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The order of two values of the same type.
+    /// The order of two values of the same type, or of two numbers. `None` for other values.
     pub(crate) fn order(&self, other: &Value<'a>) -> Option<Ordering> {
         match (self, other) {
             (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),
