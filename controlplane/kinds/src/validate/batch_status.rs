@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::batch_policy::indexes;
 use super::{Causes, Path, items, text};
 
-/// Checks a changed status of a job. A job's end is final, and its counters never decrease.
+/// Checks a changed status of a job. A job's end is final. Its counters never decrease, except `succeeded` of an
+/// indexed job that can shrink.
 pub(super) fn job(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("status");
     let change = Change { spec: &new["spec"], new: &new["status"], old: &old["status"] };
