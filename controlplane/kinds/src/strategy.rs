@@ -294,7 +294,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
 /// The metadata that a client can change.
 const ALL_METADATA: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
 
-/// Paths of fields that a request for a subresource cannot set. The subresource of the object itself is empty. A field
+/// Paths of fields that a request for a subresource cannot set. An empty `subresource` means the object itself. A field
 /// manager does not own these fields. Source: `GetResetFields` of upstream's strategies.
 pub fn reset_fields(kind: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
     let is_request = kind.is(CERTIFICATES, SIGNING_REQUEST);
