@@ -140,7 +140,8 @@ pub struct ScalePaths {
     pub selector: Option<Vec<String>>,
 }
 
-/// The rules for the objects of a resource version. The methods do no I/O and do not read the clock.
+/// The rules for the objects of a resource version. The methods do no I/O. They read the clock only for times that they
+/// set in objects.
 pub trait Strategy: Send + Sync {
     /// Checks the types of a body and makes it canonical; prunes unknown fields. Returns the object and the warnings.
     /// `apiVersion`, `kind` and `metadata` of custom resources are checked by [`crate::schema::decode_metadata`].
