@@ -1,5 +1,6 @@
-//! Runs the control plane alone: `cargo run -p coracle-controlplane --example serve -- DIR ADDRESS`. It is for trying
-//! clients by hand. The product's own entry is `coracle controlplane`.
+//! Runs the control plane alone, to try clients by hand: `cargo run -p coracle-controlplane --example serve -- DIR
+//! ADDRESS [TOKEN-FILE]`. If the environment variable `NODE` is set, it also writes the credentials of the node with
+//! that name. Users start `coracle controlplane` instead.
 
 use std::path::Path;
 

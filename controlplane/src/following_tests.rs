@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, start};
 
-/// The definition is created and deleted so often: its second life must not show traces of the first one.
+/// Number of times that the definition is created and deleted. The second definition must not show traces of the first.
 const ROUNDS: u32 = 2;
 /// Deadline of each effect in seconds, on a fast machine. Usually an effect follows within a second.
 const SECONDS: u64 = 4;
@@ -133,7 +133,7 @@ impl Clients {
         eventually_async("the quota to count the widget", SECONDS, async || self.used().await == "1").await;
     }
 
-    /// `owner` is the uid of a config map.
+    /// Waits until a widget is collected after its owner, a config map with the uid `owner`, was deleted.
     async fn collection_follows(&self, owner: &Value) {
         let owners = json!([{"apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner}]);
         self.create_widget("owned", &widget("owned", owners)).await;

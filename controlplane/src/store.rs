@@ -28,7 +28,7 @@ const AUTHORITY: &str = "authority";
 /// The key of a value in etcd that is encrypted with the key file. A server that cannot decrypt it has another key
 /// file, so these servers could not read each other's Secrets.
 const KEY_CHECK: &str = "sealing-check";
-/// Number of Secrets that are read at the same time before the check is recorded.
+/// Page size of the list that checks whether this server can decrypt all Secrets.
 const SECRETS_PAGE: usize = 500;
 
 /// The store cannot be used.

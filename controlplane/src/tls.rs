@@ -17,7 +17,7 @@ pub enum TlsError {
     /// The text is not PEM.
     #[error("cannot read a certificate or key: it is not in PEM form")]
     Pem(#[source] rustls_pki_types::pem::Error),
-    /// Certificate and key do not match.
+    /// rustls refuses a certificate, a key or the versions of TLS.
     #[error("cannot use a certificate with its key")]
     Rustls(#[source] rustls::Error),
     /// A file cannot be read.

@@ -40,8 +40,8 @@ struct Validation {
 pub struct Outcome {
     /// Failed validations, and errors if the failure policy is `Fail`.
     pub denials: Vec<Denial>,
-    /// Errors of audit annotations, if the failure policy is `Fail`. They deny the request, even if the binding has no
-    /// action `Deny`.
+    /// Errors of audit annotations: results of a wrong type and, if the failure policy is `Fail`, failed evaluations.
+    /// They deny the request, even if the binding has no action `Deny`.
     pub broken_annotations: Vec<String>,
     /// Audit annotations.
     pub annotations: Vec<(String, String)>,

@@ -36,9 +36,9 @@ pub struct LogOptions {
 #[derive(Clone, Debug)]
 pub struct Log {
     lines: mpsc::Sender<Message>,
-    /// KiB of memory for lines.
+    /// Permits for the memory of lines, one for each KiB.
     memory: Arc<Semaphore>,
-    /// KiB of memory for shortened lines.
+    /// Permits for the memory of shortened lines, one for each KiB.
     shortened: Arc<Semaphore>,
     /// Number of lines that were not written.
     lost: Arc<AtomicU64>,

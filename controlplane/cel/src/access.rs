@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use crate::types::{Type, opaque};
 
-/// `authorizer`.
+/// Type of the variable `authorizer`.
 pub const AUTHORIZER: Type = opaque("kubernetes.authorization.Authorizer");
 pub(crate) const PATH_CHECK: Type = opaque("kubernetes.authorization.PathCheck");
 pub(crate) const GROUP_CHECK: Type = opaque("kubernetes.authorization.GroupCheck");
-/// `authorizer.requestResource`.
+/// Type of a check of a resource, such as `authorizer.requestResource`.
 pub(crate) const RESOURCE_CHECK: Type = opaque("kubernetes.authorization.ResourceCheck");
 pub(crate) const DECISION: Type = opaque("kubernetes.authorization.Decision");
 
 /// Decides about permissions for an expression.
 pub trait Authorize: Send + Sync {
-    /// Whether the request is allowed. It must not block for long.
+    /// Whether the request is allowed. This call must not block for long.
     fn authorize(&self, attributes: &CheckAttributes) -> AccessDecision;
 }
 
@@ -85,7 +85,7 @@ pub struct Access<'a> {
     pub(crate) host: &'a dyn Authorize,
     pub(crate) attributes: Arc<CheckAttributes>,
     pub(crate) stage: Stage,
-    /// `authorizer.requestResource`.
+    /// The attributes of `authorizer.requestResource`.
     pub(crate) request: Arc<CheckAttributes>,
 }
 

@@ -244,7 +244,7 @@ impl Converter<'_> {
         if first == second {
             return Err(format!("the variables of {}() must have different names", call.func_name));
         }
-        // The expansion nests the arguments three levels deeper.
+        // In the expansion, the arguments are at most four levels below the call.
         let inner = |expr: &IdedExpr| self.expr(expr, depth + 4);
         let args = rest.iter().map(inner).collect::<Result<Vec<_>, _>>()?;
         let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
@@ -267,7 +267,7 @@ impl Converter<'_> {
         let Ast::Ident(name) = &variable.expr else {
             return Err("argument of sortBy() must be a simple name".to_owned());
         };
-        // In the expansion, the key is five levels deeper.
+        // In the expansion, the key is five levels below the call.
         let key = self.expr(key, depth + 5)?;
         let at = self.info.offset_for(id).map_or(0, |(start, _)| start);
         Ok(Some(sort_by::expand(self.expr(target, depth + 1)?, name.as_str().into(), key, at)))

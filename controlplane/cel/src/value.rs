@@ -89,7 +89,7 @@ const MAX_DEPTH: usize = 200;
 // === impl Value ===
 
 impl<'a> Value<'a> {
-    /// A JSON value with its type. The value of a wrong type is converted by its JSON type.
+    /// A JSON value of the type `kind`. A value that does not have this type is converted by its JSON type.
     pub fn from_json(json: &'a Json, kind: &'a Type) -> Value<'a> {
         match (json, kind) {
             (Json::Null, _) => Value::Null,
@@ -393,7 +393,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// The order of two values of the same type.
+    /// The order of two values of the same type, or of two numbers. `None` for other values.
     pub(crate) fn order(&self, other: &Value<'a>) -> Option<Ordering> {
         match (self, other) {
             (Value::Bool(left), Value::Bool(right)) => Some(left.cmp(right)),

@@ -67,8 +67,8 @@ impl CustomResource {
         types::of_resource(&self.schema, metadata)
     }
 
-    /// Whether the rules in CEL may take more than about a millisecond for an object. For a short object they are
-    /// evaluated up to the cost of that time. The old object is given for an update.
+    /// Whether the rules in CEL may take more than about a millisecond for an object. For a short object, the rules are
+    /// evaluated until their cost exceeds that time. The old object is given for an update.
     pub fn has_heavy_rules(&self, object: &Value, old: Option<&Value>) -> bool {
         let Some(rules) = &self.rules else { return false };
         let state = State { value: object, old };

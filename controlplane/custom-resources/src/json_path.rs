@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Maximum number of selected values.
 const MAX_RESULTS: usize = 1000;
 
-/// Maximum number of steps of a path.
+/// A path with this number of steps or more is invalid.
 const MAX_STEPS: usize = 64;
 
 /// Maximum length of a path in bytes.

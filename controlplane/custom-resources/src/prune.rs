@@ -8,13 +8,13 @@ use crate::violation::Path;
 /// Maximum number of recorded paths. One path can be as long as all keys of the object.
 const MAX_PATHS: usize = 100;
 
-/// Removes unknown fields of a custom resource. Returns their paths, sorted. `apiVersion`, `kind` and `metadata` of the
-/// object stay.
+/// Removes unknown fields of a custom resource. Returns at most [`MAX_PATHS`] of their paths, sorted. `apiVersion`,
+/// `kind` and `metadata` of the object stay.
 pub(crate) fn prune(object: &mut Value, schema: &Schema) -> Vec<String> {
     prune_node(object, schema, true)
 }
 
-/// Removes unknown fields of a value below the root, such as a default.
+/// Does the same as [`prune`] for a value below the root, such as a default.
 pub(crate) fn prune_value(value: &mut Value, schema: &Schema) -> Vec<String> {
     prune_node(value, schema, schema.embedded)
 }

@@ -149,7 +149,7 @@ fn collection_type(schema: &Schema, extension: Extension<'_>, path: &Path, viola
     }
 }
 
-/// Elements of a set must be atomic.
+/// Checks that the elements of a set are atomic.
 fn set_items(schema: &Schema, path: &Path, violations: &mut Violations) {
     if schema.list_type.as_deref() != Some("set") || &*schema.kind != "array" {
         return;
@@ -211,7 +211,7 @@ fn list_map(schema: &Schema, path: &Path, violations: &mut Violations) {
     }
 }
 
-/// Elements of sets and maps must not be nullable. Keys of maps must be required or have a default.
+/// Checks that the elements of sets and maps are not nullable, and that keys of maps are required or have a default.
 fn list_items(schema: &Schema, path: &Path, violations: &mut Violations) {
     let (Some(item), Some(kind @ ("set" | "map"))) = (schema.item(), schema.list_type.as_deref()) else {
         return;

@@ -210,7 +210,7 @@ fn nested(schema: &Schema, skip_any_of: bool, path: &Path, violations: &mut Viol
     }
 }
 
-/// Each field that a junctor mentions must be part of the structure.
+/// Checks that each field that a junctor mentions is part of the structure.
 fn complete(checks: &Checks, schema: &Schema, place: &Path, mentioned: &Path, violations: &mut Violations) {
     let lists = [("allOf", &checks.all_of), ("anyOf", &checks.any_of), ("oneOf", &checks.one_of)];
     if let Some(not) = &checks.not {

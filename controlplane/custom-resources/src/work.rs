@@ -14,8 +14,8 @@ const MAX_LIGHT: usize = 1_000_000;
 /// Cost of rules in CEL that corresponds to [`MAX_LIGHT`]. A unit of cost is about 50 nanoseconds.
 pub(crate) const MAX_LIGHT_COST: u64 = 20_000;
 
-/// Maximum work of reading a value for which an async worker may try the cost of the rules. One step of an expression,
-/// such as a match with a pattern, may process the whole value.
+/// Maximum work of reading a value whose rules an async worker may evaluate to measure their cost. One step of an
+/// expression, such as a match with a pattern, may process the whole value.
 const MAX_TRIED: usize = 32 << 10;
 
 /// Work of one value and one node of the schema, without the texts of the value.
@@ -36,7 +36,7 @@ pub(crate) fn is_heavy<'a>(objects: impl IntoIterator<Item = &'a Value>, schema:
     !objects.into_iter().all(|object| estimate.value(object, schema))
 }
 
-/// Whether the values are so short that an async worker may try what their rules cost.
+/// Whether the values are so short that an async worker may evaluate their rules to measure the cost.
 pub(crate) fn is_short<'a>(values: impl IntoIterator<Item = &'a Value>) -> bool {
     let mut estimate = Estimate { left: MAX_TRIED };
     values.into_iter().all(|value| estimate.opaque(value))

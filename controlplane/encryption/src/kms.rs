@@ -79,8 +79,8 @@ pub(super) struct Kms {
     calls: UnboundedSender<Call>,
     /// Permits of callers that wait for decryptions.
     waiting: Semaphore,
-    /// Permits of callers that wait for a check. Writes do not take the permits of reads, because a watch skips a
-    /// change that cannot be decrypted.
+    /// Permits of callers that wait for a check. These callers are writes. If they took the permits of reads, a watch
+    /// could fail to decrypt a change, and would skip it.
     checking: Semaphore,
 }
 

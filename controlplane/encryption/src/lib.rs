@@ -61,7 +61,7 @@ impl Encryption {
     /// respond is not an error. [`Encryption::health`] reports such a service.
     ///
     /// # Errors
-    /// The file cannot be read, or it is invalid.
+    /// The file cannot be read, it is invalid, or the thread of a service cannot be started.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let rules = config::load(path, &[])?;
         Ok(Self { path: path.to_owned(), rules: ArcSwap::from_pointee(rules) })

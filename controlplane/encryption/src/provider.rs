@@ -42,7 +42,7 @@ pub(super) struct NamedKey {
 enum Key {
     /// AES-GCM with a key of 16 or 32 bytes.
     Gcm(Box<LessSafeKey>),
-    /// 24 bytes.
+    /// AES-GCM with a key of 24 bytes.
     Gcm192(Box<Aes192Gcm>),
     /// AES-CBC with a key of 16, 24 or 32 bytes.
     Cbc(Vec<u8>),

@@ -35,8 +35,8 @@ pub use printable::printable;
 
 /// Maximum bytes of an event's message, as in events.k8s.io/v1.
 pub const MESSAGE_MAX: usize = 1024;
-/// Capacity of the queue. While the queue is full, because the API server does not respond, new events are dropped, to
-/// limit the memory.
+/// Capacity of the queue. The queue fills up if the API server does not respond. Then new events are dropped, to limit
+/// the memory.
 const QUEUE_CAPACITY: usize = 1000;
 /// Capacity of the queue of a recorder whose events wait for urgent requests.
 const YIELDING_QUEUE_CAPACITY: usize = 4096;
@@ -119,8 +119,8 @@ async fn wait_while_urgent(urgent: &mut watch::Receiver<bool>, age: Duration) {
     }
 }
 
-/// Whether an error is transient: no connection, a timeout, a server that is overloaded or starting, or expired
-/// credentials of the client. The same request can succeed later.
+/// Whether an error is transient: a server that is overloaded or starting, expired credentials of the client, or any
+/// error without a Status of the server, such as no connection or a timeout. The same request can succeed later.
 pub fn is_unavailable(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => status.code >= 500 || matches!(status.code, 401 | 429),

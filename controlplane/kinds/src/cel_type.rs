@@ -1,7 +1,8 @@
 //! CEL types of built-in definitions (`SchemaDeclType` of upstream).
 //!
-//! Fields that the schema does not describe, quantities, and recursive definitions have any type. In upstream these
-//! types have no fields, so upstream also warns about correct expressions.
+//! Fields that the schema does not describe, quantities, and recursive definitions have the type `dyn`, so expressions
+//! may select any of their fields. In upstream these types have no fields, so upstream also warns about correct
+//! expressions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

@@ -29,7 +29,8 @@ const QUEUED_LEVELS: &[QueuedLevel] = &[
     QueuedLevel { name: "global-default", shares: 20, lendable_percent: 50, queues: 128, hand_size: 6 },
 ];
 
-/// The priority levels that every cluster has and whose spec cannot be changed.
+/// The priority levels that every cluster has. Their spec cannot be changed, except `spec.exempt` of the level
+/// `exempt`.
 pub fn mandatory_levels() -> Vec<Value> {
     let exempt = json!({"type": "Exempt", "exempt": {"nominalConcurrencyShares": 0, "lendablePercent": 0}});
     let limited =

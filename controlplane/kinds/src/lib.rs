@@ -7,7 +7,8 @@
 //!
 //! Steps of a write: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
-//! Invariants: no I/O, no clock, no panic on any input; schemas are found by the name of their definition.
+//! Invariants: no I/O, no panic on any input; schemas are found by the name of their definition. The clock is read only
+//! for times that are set in objects, such as `lastPhaseTransitionTime`.
 
 pub mod cel_type;
 pub mod defaults;

@@ -161,8 +161,9 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
     is_above.then(|| format!("{head}, but provided ratio is {ratio:.6}"))
 }
 
-/// The amount that a pod needs: the sum of its containers and sidecars, or the largest init container with the sidecars
-/// before it. Pod-level CPU and memory replace the sum. `None` if no container has the amount.
+/// The amount that a pod needs: the larger of two amounts. One is the sum of its containers and sidecars, the other is
+/// the largest init container with the sidecars before it. Pod-level CPU and memory replace the result. `None` if no
+/// container has the amount.
 ///
 /// Source: `podRequests` and `podLimits` of `plugin/pkg/admission/limitranger`.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {

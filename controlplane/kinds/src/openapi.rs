@@ -54,7 +54,7 @@ pub fn root(set: &Resources) -> Value {
     json!({"paths": paths})
 }
 
-/// The subject of the document at `api/v1`, `apis/apps/v1`, `apis/apps`, `version`, …
+/// The subject of the document at a path below `/openapi/v3/`: `api/v1`, `apis/apps/v1`, `apis/apps`, `version`, …
 pub fn find<'a>(set: &'a Resources, path: &str) -> Option<Subject<'a>> {
     let version = match path.split('/').collect::<Vec<_>>().as_slice() {
         ["api", version] => set.group_version("", version),

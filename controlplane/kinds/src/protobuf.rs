@@ -161,7 +161,8 @@ fn read_entry(
     Ok(())
 }
 
-/// The JSON form of an absent value, for a map entry without a value and for an empty time.
+/// The JSON form of the value of a map entry if the entry has no value, or if its value means absent, such as an empty
+/// time.
 fn empty(shape: &Type) -> Value {
     match shape {
         Type::Text | Type::Bytes => Value::String(String::new()),

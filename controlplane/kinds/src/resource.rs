@@ -85,7 +85,7 @@ pub struct Resource {
     pub storage: Option<Arc<Resource>>,
     /// Conversion between versions. `None` if only `apiVersion` differs.
     pub convert: Option<Arc<dyn Convert>>,
-    /// Whether objects are stored in the store's memory tier only.
+    /// Whether objects belong to the volatile tier of the store, which the embedded store keeps in memory only.
     pub volatile: bool,
     /// Default time to live of an object in seconds. 0 means no limit.
     pub ttl_seconds: u32,
@@ -140,7 +140,8 @@ pub struct ScalePaths {
     pub selector: Option<Vec<String>>,
 }
 
-/// The rules for the objects of a resource version. The methods do no I/O and do not read the clock.
+/// The rules for the objects of a resource version. The methods do no I/O. They read the clock only for times that they
+/// set in objects.
 pub trait Strategy: Send + Sync {
     /// Checks the types of a body and makes it canonical; prunes unknown fields. Returns the object and the warnings.
     /// `apiVersion`, `kind` and `metadata` of custom resources are checked by [`crate::schema::decode_metadata`].
@@ -261,7 +262,7 @@ impl Resource {
         }
     }
 
-    /// `v1`, `apps/v1`.
+    /// The apiVersion of objects: `v1`, `apps/v1`.
     pub fn api_version(&self) -> &str {
         &self.api_version
     }

@@ -134,7 +134,7 @@ fn keep_class(new: &mut Value, old: &Value) {
     }
 }
 
-/// Prepares an update of `/approval` of a certificate signing request: only the conditions change.
+/// Prepares an update of `/approval` of a certificate signing request: of spec and status, only the conditions change.
 pub fn prepare_for_approval(kind: &Resource, new: &mut Value, old: &Value) {
     let conditions = new["status"]["conditions"].take();
     prepare_for_update(kind, new, old);
@@ -166,7 +166,8 @@ fn keep_verdict(new: &mut Value, old: &Value) {
     }
 }
 
-/// Prepares an update of `/finalize` of a namespace: only the spec's finalizers change.
+/// Prepares an update of `/finalize` of a namespace: keeps the status. Only this subresource can change the spec's
+/// finalizers.
 pub fn prepare_for_finalize(new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     take(new, old, "status");
@@ -293,7 +294,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
 /// The metadata that a client can change.
 const ALL_METADATA: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
 
-/// Paths of fields that a request for a subresource cannot set. The subresource of the object itself is empty. A field
+/// Paths of fields that a request for a subresource cannot set. An empty `subresource` means the object itself. A field
 /// manager does not own these fields. Source: `GetResetFields` of upstream's strategies.
 pub fn reset_fields(kind: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
     let is_request = kind.is(CERTIFICATES, SIGNING_REQUEST);

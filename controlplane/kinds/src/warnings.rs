@@ -167,7 +167,7 @@ fn workload(found: &mut Found, kind: &Resource, new: &Value, old: Option<&Value>
     }
 }
 
-/// Warns about an indexed job whose status may be too small for its failed indexes.
+/// Warns about an indexed job whose status may have no room for its completed indexes if many indexes fail.
 fn indexed_job(found: &mut Found, path: &str, spec: &Value, kind: &str) {
     let spec = if kind == "CronJob" { &spec["jobTemplate"]["spec"] } else { spec };
     let above = |field: &str, limit: i64| spec[field].as_i64().is_some_and(|count| count > limit);

@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::field_set::{FieldSet, InvalidFields};
 
-/// Maximum number of managers by update of an object. The oldest managers above this number are merged into one
-/// manager.
+/// Maximum number of managers of an object with the operation Update. The oldest managers above this number are merged
+/// into one manager for each API version.
 const MAX_UPDATERS: usize = 10;
-/// Name of the manager into which the oldest managers by update are merged.
+/// Name of the managers into which the oldest managers with the operation Update are merged.
 const OLD_UPDATERS: &str = "ancient-changes";
 
 /// The operation of a manager.
@@ -164,8 +164,8 @@ impl Managers {
         self
     }
 
-    /// Merges the oldest managers by update, until at most ten are left. Only managers of the same API version are
-    /// merged.
+    /// Merges the oldest managers with the operation Update until at most [`MAX_UPDATERS`] are left. Only managers of
+    /// the same API version are merged, so more can stay. Managers of subresources do not count.
     pub(crate) fn cap(&mut self) {
         let mut updaters: Vec<(String, ManagerId)> = self
             .0

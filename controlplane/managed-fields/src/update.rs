@@ -155,7 +155,8 @@ impl<V: Versions> Updater<'_, V> {
     /// Merges a configuration into an object.
     ///
     /// # Errors
-    /// Conflicts, unless the request is forced; elements of lists that cannot be identified.
+    /// Conflicts, unless the request is forced; elements of lists that cannot be identified, or are duplicate; a
+    /// version that is not served.
     pub fn apply(&self, request: ApplyRequest<'_>, managers: Managers) -> Result<Applied, ApplyError> {
         let (schema, of) = self.schema()?;
         validate(schema, of, request.config).map_err(ApplyError::Invalid)?;
@@ -282,7 +283,7 @@ impl<V: Versions> Updater<'_, V> {
         conflicts
     }
 
-    /// Removes absent fields from the managers by update of this version: the fields that the object does not have. A
+    /// Removes the fields that the object does not have from the managers with the operation Update in this version. A
     /// write in another version, without conversion, cannot take such fields from these managers. Their sets would grow
     /// until the object is too large, for example if one version adds keys and another version removes them.
     fn release_absent(&self, new: &Value, managers: &mut Managers) {
@@ -407,7 +408,7 @@ fn lost_fields(schema: &Schema, of: TypeId, before: &Value, after: &Value) -> Fi
     fields(before).difference(&fields(after))
 }
 
-/// Fields that the server alone sets. They have no owner.
+/// Fields that have no owner, because they identify the object or only the server sets them.
 static UNOWNED: LazyLock<FieldSet> = LazyLock::new(unowned);
 
 fn unowned() -> FieldSet {
@@ -432,7 +433,7 @@ fn unowned() -> FieldSet {
     fields
 }
 
-/// Removes the fields that the server alone sets from the set of a manager.
+/// Removes [`UNOWNED`] from the set of a manager.
 fn strip(id: &ManagerId, managers: &mut Managers) {
     if let Some(owned) = managers.0.get_mut(id) {
         owned.fields.subtract(&UNOWNED);

@@ -129,22 +129,22 @@ impl Causes {
         self.list
     }
 
-    /// Adds: a required value is missing.
+    /// Reports that a required value is missing.
     pub fn required(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueRequired", path, || with("Required value".to_owned(), detail));
     }
 
-    /// Adds: a value is invalid.
+    /// Reports that a value is invalid.
     pub fn invalid(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueInvalid", path, || with(format!("Invalid value: {value}"), detail));
     }
 
-    /// Adds: a value is invalid; the message does not show it.
+    /// Reports that a value is invalid; the message does not show it.
     pub fn invalid_without_value(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueInvalid", path, || format!("Invalid value: {detail}"));
     }
 
-    /// Adds: a label selector is invalid. The message shows its fields in upstream's order.
+    /// Reports that a label selector is invalid. The message shows its fields in upstream's order.
     pub fn invalid_selector(&mut self, path: &Path, selector: &Value, detail: &str) {
         self.add("FieldValueInvalid", path, || {
             let parts = ["matchLabels", "matchExpressions"].into_iter().filter_map(|name| {
@@ -159,12 +159,12 @@ impl Causes {
         });
     }
 
-    /// Adds: a value is forbidden here.
+    /// Reports that a value is forbidden here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueForbidden", path, || with("Forbidden".to_owned(), detail));
     }
 
-    /// Adds: a value is not one of the supported values.
+    /// Reports that a value is not one of the supported values.
     pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[&str]) {
         let value = if value.is_null() { &EMPTY } else { value };
         self.add("FieldValueNotSupported", path, || {
@@ -173,39 +173,39 @@ impl Causes {
         });
     }
 
-    /// Adds: a map is not supported. The message shows an absent map as `null`.
+    /// Reports that a map is not supported. The message shows an absent map as `null`.
     pub fn unsupported_map(&mut self, path: &Path, value: &Value, supported: &str) {
         self.add("FieldValueNotSupported", path, || {
             format!("Unsupported value: {value}: supported values: {supported:?}")
         });
     }
 
-    /// Adds: a value is duplicate. `detail` is the rule that the value violates.
+    /// Reports that a value is duplicate. `detail` is the rule that the value violates.
     pub fn duplicate_because(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueDuplicate", path, || format!("Duplicate value: {value}: {detail}"));
     }
 
-    /// Adds: a value is duplicate.
+    /// Reports that a value is duplicate.
     pub fn duplicate(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueDuplicate", path, || format!("Duplicate value: {value}"));
     }
 
-    /// Adds: a value refers to an object that does not exist.
+    /// Reports that a value refers to an object that does not exist.
     pub fn not_found(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}"));
     }
 
-    /// Adds that a value refers to an object that does not exist. `detail` is the rule that the value violates.
+    /// Reports that a value refers to an object that does not exist. `detail` is the rule that the value violates.
     pub fn not_found_because(&mut self, path: &Path, value: &Value, detail: impl FnOnce() -> String) {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}: {}", detail()));
     }
 
-    /// Adds: a value is too long.
+    /// Reports that a value is too long.
     pub fn too_long(&mut self, path: &Path, max: usize) {
         self.add("FieldValueTooLong", path, || format!("Too long: may not be more than {max} bytes"));
     }
 
-    /// Adds: a list has too many elements.
+    /// Reports that a list has too many elements.
     pub fn too_many(&mut self, path: &Path, count: usize, max: usize) {
         self.add("FieldValueTooMany", path, || format!("Too many: {count}: must have at most {max} items"));
     }

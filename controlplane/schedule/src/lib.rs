@@ -1,7 +1,7 @@
 //! Schedules of cron jobs. Source: `github.com/robfig/cron/v3`, whose syntax upstream accepts.
 //!
-//! Time zones come from the IANA database: the system's, otherwise the bundled one. A crate of its own, because a node alone
-//! needs neither the parser nor the database.
+//! Time zones come from the IANA database of the system, or from the bundled database if the system has none. This is a
+//! separate crate, because a node without a control plane needs neither the parser nor the database.
 
 mod duration;
 mod fields;
@@ -112,8 +112,8 @@ impl FromStr for TimeZone {
 // === impl Schedule ===
 
 impl Schedule {
-    /// The first time after this one, which is a whole second. None if the schedule does not fire within five years,
-    /// for example on 30 February. The time zone applies to schedules without a prefix.
+    /// The first time of the schedule after `after`, a whole second. `None` if the schedule does not fire within five
+    /// years, for example on 30 February. `zone` applies to schedules without a prefix.
     pub fn next(&self, after: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
         let zone = self.zone.as_ref().unwrap_or(zone);
         // Before 1970 the fraction of a second is negative.
@@ -125,8 +125,9 @@ impl Schedule {
         Timestamp::from_second(next).ok()
     }
 
-    /// The last time that is not after `until`. `first` is such a time, and the times of `@every` continue from it. The
-    /// number of times between the two has no effect on the cost.
+    /// The last time of the schedule at or before `until`. `first` must be a time of the schedule at or before `until`.
+    /// The times of `@every` are counted from it. The cost does not depend on the number of times between `first` and
+    /// `until`.
     pub fn last(&self, first: Timestamp, until: Timestamp, zone: &TimeZone) -> Timestamp {
         if let Form::Every(seconds) = &self.form {
             let span = until.duration_since(first).as_secs().max(0);

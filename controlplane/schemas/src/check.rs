@@ -1,4 +1,4 @@
-//! Checks a tree against its definition. It checks types, records and removes unknown fields and nulls, and makes
+//! Checks a tree against its definition: checks types, records and removes unknown fields, removes nulls, and makes
 //! strings canonical.
 
 use base64::Engine;
@@ -265,7 +265,8 @@ fn is_ignored(property: &Property, value: &Value) -> bool {
         && !(value.is_object() || value.is_array())
 }
 
-/// Whether the value has the type. Does not check elements.
+/// Whether the value has this scalar type and needs no other check. False for base64, times and quantities, which are
+/// parsed, and for lists and objects.
 fn is_scalar_ok(value_type: &ValueType, value: &Value) -> bool {
     match value_type {
         ValueType::Bool => value.is_boolean(),

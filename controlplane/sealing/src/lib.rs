@@ -3,8 +3,8 @@
 //! Start reading at [`Keys`], which encrypts Secrets and the checkpoint of a node without further configuration. The
 //! crate `coracle-encryption` encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
 //!
-//! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
-//! is the associated data, so that a sealed value cannot be moved to another object.
+//! The cipher is AES-256-GCM with a random nonce. The caller's context, such as the object's key in the store, is the
+//! associated data. So a sealed value cannot be moved to another object.
 //!
 //! A value that [`Keys`] seals is `k8s:enc:aesgcm:v1:`, the key's id, `:`, the nonce (12 bytes), the ciphertext and its
 //! tag (16 bytes). The prefix and the order are the same as in the AES-GCM provider of kube-apiserver.
@@ -43,7 +43,7 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
-    /// The key file belongs to another user, or other users have access to it.
+    /// The key file belongs to another user, other users have access to it, or it is not a regular file.
     #[error(
         "refused to use the key file {path}: mode {mode:04o}, owner {owner}; it must be a regular file with mode 0600 \
          that belongs to user {user}"

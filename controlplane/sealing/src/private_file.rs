@@ -14,7 +14,7 @@ use crate::Error;
 /// Reads a file of at most `max_bytes`. `flags` are additional flags for open(2).
 ///
 /// # Errors
-/// The file cannot be read or is too large, or other users own it or have access to it.
+/// The file cannot be read, is too large or is not a regular file, or other users own it or have access to it.
 pub fn read(path: &Path, flags: OFlag, max_bytes: u64) -> Result<String, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     // NONBLOCK, because opening a FIFO at this path would otherwise block the start.

@@ -169,10 +169,11 @@ impl EntryCodec {
     }
 
     /// The entry with the current encryption. `None` if the stored entry already has it, or if the entry cannot be
-    /// decrypted now.
+    /// decrypted or encrypted now.
     ///
     /// # Errors
-    /// An entry under a prefix of the key file is encrypted with an unknown key, or is damaged.
+    /// An entry under a prefix of the key file is encrypted with an unknown key, or is damaged. Or the encryption
+    /// failed for another reason than the key management service.
     pub(crate) fn resealed(
         &self,
         failed: &mut FailedServices,

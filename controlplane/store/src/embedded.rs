@@ -2,8 +2,8 @@
 //!
 //! One thread (`writer`) makes all commits. It checks the waiting writes, syncs them with one fdatasync and publishes
 //! them. So commits are ordered, and concurrent commits share a sync. fjall writes less to flash storage than SQLite
-//! and redb. A durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB and 40 kB. Of the three,
-//! fjall also has the lowest latency.
+//! and redb: a durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB (SQLite) and 40 kB (redb).
+//! Of the three, fjall also has the lowest latency.
 
 mod engine;
 mod inspect;
@@ -38,7 +38,8 @@ const RESERVED: u64 = 1 << 16;
 /// Settings of the embedded store.
 #[derive(Debug)]
 pub struct EmbeddedOptions {
-    /// Number of recent commits that are kept. A watch can start at a revision if all later commits are kept.
+    /// Maximum number of recent commits that are kept. Fewer are kept if their values exceed 4 MiB. A watch can start
+    /// at a revision if all later commits are kept.
     pub history: usize,
     /// The encryption of values on disk. `None` means no encryption.
     pub sealing: Option<Sealing>,
@@ -79,7 +80,8 @@ impl Embedded {
     /// with the first key, are encrypted with the first key. This needs disk space for a copy of the store.
     ///
     /// # Errors
-    /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.
+    /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], [`Error::Read`], [`Error::Sealed`] if a key is missing,
+    /// or [`Error::Sync`] if the encrypted copy may not survive a power failure.
     pub fn open(path: &Path, options: EmbeddedOptions) -> Result<Self, Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         make_directory(path).map_err(failed)?;

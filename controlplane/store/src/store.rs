@@ -35,9 +35,9 @@ pub trait Store: Send + Sync + 'static {
     /// the commit's revision when the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Returns every commit under `prefix` after the revision `after`, in order. If another call of this store returns
-    /// a revision, the watch also reaches that revision. It sends a commit or an [`Event::Progress`] of that revision
-    /// or a later one.
+    /// Returns every commit under `prefix` after the revision `after`, in order. If the store is shared and another
+    /// call of it returns a revision, the watch also reaches that revision: it sends a commit or an
+    /// [`Event::Progress`] of that revision or a later one.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
     /// Removes the history up to `revision`. The newest version of every entry is kept.
@@ -92,7 +92,7 @@ pub enum Health {
     Good,
     /// New objects are refused because the disk is full.
     Full {
-        /// Free bytes.
+        /// Free bytes. 0 if etcd has reached its quota.
         free: u64,
     },
     /// Durable writes are refused for this reason.
@@ -214,7 +214,8 @@ pub enum Expect {
 pub enum Tier {
     /// Synced to disk before the write is acknowledged.
     Durable,
-    /// The entry is in memory only. It is lost at a restart, or after the time to live.
+    /// The embedded store keeps the entry in memory only, so it is lost at a restart. etcd stores it like a durable
+    /// entry. Both remove it after the time to live.
     Volatile {
         /// Time to live, accurate to a minute. `None` means no limit.
         ttl: Option<Duration>,

@@ -96,8 +96,8 @@ struct Header {
 // === impl TokenSigner ===
 
 impl TokenSigner {
-    /// Connects with the signer, and fetches its keys. A task fetches the keys repeatedly until `shutdown` is
-    /// cancelled. The endpoint is the path of a unix socket; an abstract address begins with `@`.
+    /// Connects to the signer, and fetches its keys. A task fetches the keys repeatedly until `shutdown` is cancelled.
+    /// The endpoint is the path of a unix socket; an abstract address begins with `@`.
     ///
     /// # Errors
     /// The signer is not ready within a minute, or returned an invalid response.

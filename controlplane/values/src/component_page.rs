@@ -27,7 +27,7 @@ pub struct Status<'a> {
     pub component: &'a str,
     /// Start of the process.
     pub started: Timestamp,
-    /// The present time.
+    /// The current time.
     pub now: Timestamp,
     /// Version of the program.
     pub version: &'a str,

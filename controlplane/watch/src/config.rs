@@ -61,7 +61,7 @@ impl Default for Config {
 
 impl Config {
     /// Settings for watches of the control plane, whose API server is near. The timeout is long, so that an idle
-    /// machine rarely wakes up. A kind that the server does not serve is requested every 5 minutes.
+    /// machine rarely wakes up. While the server does not serve a kind, the back-off grows to 5 minutes.
     #[must_use]
     pub fn control_plane() -> Self {
         Self::default()
@@ -106,7 +106,7 @@ impl Config {
         self
     }
 
-    /// Marks the kind as optional. If the server does not serve the kind or forbids it, the watch retries every 5
+    /// Marks the kind as optional. While the server does not serve the kind or forbids it, the back-off grows to 5
     /// minutes.
     #[must_use]
     pub fn optional(mut self) -> Self {

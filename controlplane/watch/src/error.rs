@@ -46,13 +46,13 @@ pub enum Error {
 }
 
 impl Error {
-    /// The HTTP status code of a refused request. `None` if there was no response.
+    /// The HTTP status code of a refused request. `None` for an error without a Status of the server.
     #[must_use]
     pub fn code(&self) -> Option<u16> {
         self.status().map(|status| status.code)
     }
 
-    /// The response to a refused request. `None` if there was no response.
+    /// The Status of a refused request. `None` for an error without a Status of the server.
     #[must_use]
     pub fn status(&self) -> Option<&Status> {
         match self {

@@ -17,7 +17,7 @@ use crate::lines::Lines;
 
 /// Time after the timeout of a request. If the response has not ended by then, the connection counts as dead.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
-/// A shorter watch without events counts as failed. A watch of this duration counts as a success.
+/// Minimum duration of a successful watch. A shorter watch without a line counts as failed.
 const SHORT: Duration = Duration::from_secs(1);
 /// Maximum depth of a chain of errors.
 const MAX_CAUSES: usize = 16;

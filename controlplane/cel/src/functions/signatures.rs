@@ -47,9 +47,9 @@ fn kind(letter: char) -> Type {
     }
 }
 
-/// Functions: name, whether the first argument is the receiver, overloads as `arguments>result`. As a result, `e` is
-/// the element type of the first argument. `1` is the type of the first argument itself, and `w` its type as an
-/// optional.
+/// Functions: name, whether the first argument is the receiver, overloads as `arguments>result`. In the place of the
+/// result, `e` means the element type of the first argument, `1` the type of the first argument, and `w` an optional of
+/// this type.
 #[rustfmt::skip]
 const FUNCTIONS: &[(&str, bool, &[&str])] = &[
     ("size", false, &["s>i", "y>i", "l>i", "m>i"]), ("size", true, &["s>i", "y>i", "l>i", "m>i"]),

@@ -66,9 +66,8 @@ impl<'a> Value<'a> {
     }
 }
 
-/// The union of both lists. An element that is in both lists keeps its place in `list`; in a map it gets the value in
-/// `added`.
-/// If an element cannot be identified, the lists are concatenated.
+/// The union of both lists. An element that is in both lists keeps its place in `list`. If the elements have keys, it
+/// gets the value in `added`. If an element cannot be identified, the lists are concatenated.
 pub(crate) fn union<'a>(
     mut list: Vec<Value<'a>>,
     added: Vec<Value<'a>>,

@@ -31,7 +31,7 @@ impl Decrypted {
 // === impl Source ===
 
 impl Source {
-    /// The seed or the key of this size. `None` if the size is wrong.
+    /// The seed or the key with these bytes. `None` if their number is wrong.
     pub(super) fn of(plain: &[u8], is_seed: bool) -> Option<Self> {
         match (is_seed, plain.len()) {
             (true, SEED_BYTES) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),

@@ -32,7 +32,7 @@ pub struct Kind {
     pub subresources: &'static [Subresource],
     /// Name of the OpenAPI definition.
     pub schema: &'static str,
-    /// Whether objects are stored in the store's memory tier only.
+    /// Whether objects belong to the volatile tier of the store, which the embedded store keeps in memory only.
     pub volatile: bool,
     /// Default time to live of an object in seconds. 0 means no limit.
     pub ttl_seconds: u32,
@@ -56,7 +56,7 @@ pub struct StoredAs {
     pub to_storage: RowConversion,
     /// Converts a stored object. The caller sets apiVersion and kind.
     pub from_storage: RowConversion,
-    /// Names of selectable fields, here and in the stored version.
+    /// Names of selectable fields in this version and in the stored version.
     pub fields: &'static [(&'static str, &'static str)],
 }
 
@@ -114,7 +114,7 @@ pub struct Subresource {
 // === impl Kind ===
 
 impl Kind {
-    /// `v1`, `apps/v1`.
+    /// The apiVersion of objects: `v1`, `apps/v1`.
     pub fn api_version(&self) -> String {
         match self.group {
             "" => self.version.to_owned(),

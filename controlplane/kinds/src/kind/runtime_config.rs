@@ -38,7 +38,7 @@ pub struct RuntimeConfig {
 /// An entry of `--runtime-config` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RuntimeConfigError {
-    /// The key has another form.
+    /// The key has none of the allowed forms.
     #[error(
         "the key {0:?} must be api/all, api/ga, api/beta, api/alpha, GROUP/VERSION or GROUP/VERSION/RESOURCE"
     )]
@@ -117,8 +117,9 @@ impl RuntimeConfig {
 }
 
 impl Resources {
-    /// The built-in resources that this configuration serves. In upstream, the metrics of nodes and pods belong to an
-    /// aggregated server. So only their own entries disable them, for a cluster that has such a server.
+    /// The built-in resources that this configuration serves. Only an entry for the version `metrics.k8s.io/v1beta1` or
+    /// its resources disables the metrics of nodes and pods. A cluster needs this entry if an aggregated server serves
+    /// these metrics, as in upstream.
     pub fn served(config: &RuntimeConfig) -> Resources {
         let is_served = |kind: &&std::sync::Arc<Resource>| {
             if kind.group == super::metrics::GROUP {

@@ -22,7 +22,7 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const SET_ORDER: &str = "$setElementOrder/";
 const DELETE_PRIMITIVES: &str = "$deleteFromPrimitiveList/";
 
-/// The definition whose field `initializers` Kubernetes 1.14 has removed.
+/// The definition whose field `initializers` Kubernetes 1.16 has removed.
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// Pending initializers in `metadata.initializers` are merged by name. Without the plugin Initializers the field is
@@ -173,7 +173,7 @@ fn merge_ordered_lists(
     Ok(())
 }
 
-/// The elements in a patch must have the order of its `$setElementOrder`.
+/// Checks that the elements in a patch have the order of its `$setElementOrder`.
 fn check_order(items: &[Value], order: &[Value], key: Option<&str>) -> Result<(), PatchError> {
     let mut last = 0;
     let places = Places::of(order, key);

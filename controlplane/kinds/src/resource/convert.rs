@@ -12,8 +12,8 @@ pub type Converting<'a> = Pin<Box<dyn Future<Output = Result<Vec<Value>, Convers
 
 /// Converts objects to another version of their resource.
 pub trait Convert: Send + Sync {
-    /// Converts objects to the version `to`, in order. The `apiVersion` of each object is its present version; objects
-    /// that have the version already are returned unchanged.
+    /// Converts objects to the version `to`, in order. The `apiVersion` of each object names its current version.
+    /// Objects that have the version `to` already are returned unchanged.
     fn convert<'a>(&'a self, objects: Vec<Value>, to: &'a Resource) -> Converting<'a>;
 
     /// Whether a conversion is ready at once: it does not wait for another server.

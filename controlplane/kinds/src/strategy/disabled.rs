@@ -36,7 +36,7 @@ pub(super) fn drop_fields(kind: &Resource, object: &mut Value, old: Option<&Valu
         drop_field(object.get_mut("spec"), "preventPodSchedulingIfMissing", old.map(|old| &old["spec"]));
     }
     if kind.is("", "Node") {
-        // Nodes had these fields until Kubernetes 1.23.
+        // Fields of the feature `DynamicKubeletConfig`, which Kubernetes 1.24 removed from the kubelet.
         drop_field(object.get_mut("spec"), "configSource", old.map(|old| &old["spec"]));
         if old.is_none() {
             drop_field(object.get_mut("status"), "config", None);

@@ -19,7 +19,8 @@ pub(crate) fn drop_from_pod_group(object: &mut Value) {
     drop_gated(object.get_mut("spec").and_then(Value::as_object_mut));
 }
 
-/// Removes the field of the status that depends on resource claims of groups. A group has no such claims here.
+/// Removes the field of the status that depends on resource claims of groups. The gate `DRAWorkloadResourceClaims` for
+/// these claims is off.
 pub(crate) fn drop_from_status(object: &mut Value) {
     if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
         status.remove("resourceClaimStatuses");

@@ -11,7 +11,7 @@ pub(crate) const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.gene
 const UID_LABELS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];
 const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 
-/// Prepares a new daemon set: no status, template generation 1.
+/// Prepares a new daemon set: sets a status with zeros, and the template generation 1.
 pub(crate) fn new_daemon_set(object: &mut Value) {
     object["status"] = json!({
         "currentNumberScheduled": 0, "numberMisscheduled": 0, "desiredNumberScheduled": 0, "numberReady": 0,

@@ -94,8 +94,8 @@ fn initial_reason(status: &Value) -> String {
     reason.unwrap_or_default().to_owned()
 }
 
-/// Evaluates the init containers up to the first unfinished init container. If all are done, returns the restarts of
-/// the sidecars: then the containers determine the status.
+/// Evaluates the init containers up to the first unfinished init container. If all are done, or the pod has the
+/// condition Initialized, returns the restarts of the sidecars: then the containers determine the status.
 fn add_init_containers(spec: &Value, status: &Value, summary: &mut Summary) -> Option<(i64, Value)> {
     let total = items(&spec["initContainers"]).len();
     let (mut sidecar_restarts, mut sidecar_last) = (0, Value::Null);

@@ -26,7 +26,7 @@ pub(crate) fn pod_group(object: &Value, now: Timestamp) -> Vec<Value> {
     vec![name(object), policy.into(), or_none(workload), status(object).into(), age_cell(object, now)]
 }
 
-/// A disruption takes precedence over the state of scheduling.
+/// The cell of the column `Status`. A disruption takes precedence over the state of scheduling.
 fn status(object: &Value) -> &str {
     let conditions = &object["status"]["conditions"];
     let condition = |type_: &str| items(conditions).rfind(|one| one["type"] == type_);

@@ -11,7 +11,8 @@ use serde_json::Value;
 use super::batch_policy::indexes;
 use super::{Causes, Path, items, text};
 
-/// Checks a changed status of a job. A job's end is final, and its counters never decrease.
+/// Checks a changed status of a job. A job's end is final. Its counters never decrease, except `succeeded` of an
+/// indexed job that can shrink.
 pub(super) fn job(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("status");
     let change = Change { spec: &new["spec"], new: &new["status"], old: &old["status"] };
@@ -92,7 +93,7 @@ impl Change<'_> {
         self.new[name].is_null() != self.old[name].is_null() || time(&self.new[name]) != time(&self.old[name])
     }
 
-    /// The conditions that end a job, or announce its end.
+    /// Checks the conditions that end a job or announce its end.
     fn ends(&self, causes: &mut Causes, path: &Path) {
         let mut refuse = |wrong: bool, detail: &str| {
             if wrong {
@@ -235,7 +236,7 @@ impl Change<'_> {
         }
     }
 
-    /// A job that is resumed gets a new start time.
+    /// Checks that a start time, once set, changes only while the job is suspended or when it is resumed.
     fn start_time(&self, causes: &mut Causes, path: &Path) {
         let resumes = is(self.old, "Suspended") && has(self.new, "Suspended", "False");
         let restarts = !self.old["startTime"].is_null() && self.changes_time("startTime");

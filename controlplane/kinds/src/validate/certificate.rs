@@ -59,7 +59,7 @@ pub(crate) fn signing_request(causes: &mut Causes, object: &Value, old: Option<&
     status(causes, object, old);
 }
 
-/// Conditions and certificate, which every write checks.
+/// Checks the conditions and the certificate, on every write.
 pub(crate) fn status(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let path = Path::root("status");
     conditions(causes, &path.field("conditions"), &object["status"]["conditions"]);

@@ -13,7 +13,8 @@ const MAX_ID: i64 = i32::MAX as i64;
 const MAX_HEALTH_MESSAGE: usize = 1024;
 const HEALTH: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
 
-/// Checks these parts of a pod's status. `path` is the path of the status.
+/// Checks conditions and claims in a pod's status, and users and devices of its containers. `path` is the path of the
+/// status.
 pub(super) fn all(causes: &mut Causes, path: &Path, pod: &Value) {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     conditions(causes, &path.field("conditions"), &status["conditions"]);
@@ -146,7 +147,7 @@ fn extended(causes: &mut Causes, path: &Path, status: &Value, spec: &Value) {
             }
             Some(_) => {}
         }
-        // As upstream, the path of the error lacks the claim: it is `requestName` below `path`.
+        // As upstream, the path of the error lacks the mapping: it is `requestName` below `path`.
         causes.format(&path.field("requestName"), request, format::dns1123_label(request));
         if !seen.insert(ids) {
             for (field, value) in ids {

@@ -389,7 +389,7 @@ fn label(causes: &mut Causes, path: &Path, value: &Value) {
     }
 }
 
-/// Checks the length of a list. The elements of a longer list are not checked.
+/// Checks the length of a list. Returns false if the list is too long. Then its elements are not checked.
 fn limit(causes: &mut Causes, path: &Path, list: &Value, max: usize) -> bool {
     let count = items(list).count();
     if count > max {

@@ -44,7 +44,7 @@ pub(crate) fn node(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
-/// Checks amounts, features and addresses in the status of a node. Only updates check the addresses.
+/// Checks amounts, features and addresses in the status of a node. The addresses are checked in updates only.
 pub(super) fn status(causes: &mut Causes, status: &Value, is_update: bool) {
     let path = Path::root("status");
     for list in ["capacity", "allocatable"] {

@@ -24,7 +24,7 @@ const RESIZES: &[&str] = &[
 ];
 const CLAIM_IMMUTABLE: &str = "spec is immutable after creation except resources.requests and volumeAttributesClassName for bound claims";
 
-/// Checks that the volume mode does not change. Upstream reports it without `spec`.
+/// Checks that the volume mode does not change. As upstream, the path of the error lacks `spec`.
 pub(super) fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old: &Value) {
     if spec["volumeMode"] != old["volumeMode"] {
         causes.invalid(&Path::root("volumeMode"), &spec["volumeMode"], "field is immutable");
@@ -54,7 +54,8 @@ pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
     }
 }
 
-/// Checks the name of a resource of a claim. A name other than `storage` needs a domain outside of Kubernetes.
+/// Checks the name of a resource of a claim. A name other than `storage` needs a domain outside of Kubernetes. Returns
+/// whether the name is valid.
 fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
     let before = causes.count();
     causes.format(path, name, format::qualified_name(name));
@@ -92,7 +93,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     // As upstream, an absent size is zero.
     let size = |size: &Value| Quantity::parse(text(size)).unwrap_or_default();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
-    // After a failed expansion, the request may shrink down to the actual size.
+    // After a failed expansion, the request may shrink, but it must stay above the actual size.
     let actual = size(&old["status"]["capacity"]["storage"]);
     if requested(spec) < requested(before) && requested(spec) <= actual {
         let here = path.field("resources").field("requests").field("storage");
@@ -131,7 +132,7 @@ fn kept(spec: &Value, old: &Value) -> Value {
         // The binder sets the volume.
         free.push("volumeName");
     }
-    // A claim without a class may still get the default class, or the class of its annotation.
+    // A claim without a class may get one. If the claim has the annotation, only its class is allowed.
     let class = &spec["storageClassName"];
     if old["spec"]["storageClassName"].is_null()
         && !class.is_null()

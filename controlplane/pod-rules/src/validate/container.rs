@@ -22,7 +22,7 @@ const NOT_EPHEMERAL: [&str; 9] = [
     "lifecycle",
 ];
 
-/// Every container of a spec.
+/// Checks every container of a spec.
 pub(super) fn all(causes: &mut Causes, path: &Path, spec: &Value, volumes: &Volumes<'_>) {
     let (mut names, mut targets) = (HashSet::new(), HashSet::new());
     if items(&spec["containers"]).next().is_none() {

@@ -78,7 +78,7 @@ pub(super) fn of_pod(causes: &mut Causes, pod: &Value) {
 }
 
 /// Checks an updated pod with the given rules. Violations that the stored pod already has are omitted, because an
-/// earlier version accepted them.
+/// earlier version accepted them. If the list of violations is truncated, none is omitted.
 pub(super) fn new_problems(
     causes: &mut Causes,
     new: &Value,

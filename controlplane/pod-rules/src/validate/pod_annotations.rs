@@ -103,7 +103,8 @@ fn tolerations(causes: &mut Causes, path: &Path, annotation: &str) {
     }
 }
 
-/// Whether a text is a number of 32 bits without a plus sign and without leading zeros.
+/// Whether a text is a number of 32 bits without a plus sign and without leading zeros. As upstream, zeros after a
+/// minus sign are allowed.
 fn is_cost(cost: &str) -> bool {
     let is_plain =
         cost == "0" || cost.starts_with(|first: char| first == '-' || ('1'..='9').contains(&first));

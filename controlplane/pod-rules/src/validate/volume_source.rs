@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::file_path::{has_backstep, host_path_type, relative};
 use super::{Causes, Path, entries, format, items, text};
 
-/// Maximum length of the name of a volume and the address of an iSCSI target together, in bytes.
+/// Maximum length of the name of a volume, a colon and the address of an iSCSI target together, in bytes.
 const MAX_TARGET: usize = 64;
 /// Maximum length of an iSCSI name in bytes. The standard allows 223.
 const MAX_ISCSI_NAME: usize = 1024;

@@ -102,7 +102,7 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
         match entry(journal, &mut data) {
             Ok(Some((tag, size))) => {
                 at += size;
-                // The end of a batch, or a single entry.
+                // The end of a batch, or the entry that clears a keyspace.
                 if matches!(tag, 3 | 4) {
                     whole = at;
                 }
@@ -123,7 +123,11 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
     }
 }
 
-/// The type and the size of the next entry (`None` if there is no entry), and the data of the entry.
+/// Reads the next entry: returns its type and its size in bytes, and puts the value of an item into `data`. `None` if
+/// the bytes are not an entry.
+///
+/// # Errors
+/// `UnexpectedEof` at zeros and at the end of the file.
 fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<(u8, u64)>> {
     let [tag] = take(journal)?;
     let size = match tag {

@@ -13,7 +13,7 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::{EtcdIdentity, EtcdTls};
 use crate::Error;
 
-/// Maximum duration of connecting.
+/// Timeout of an attempt to connect.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Interval of pings, which detect a member behind a broken network.
 const PING_INTERVAL: Duration = Duration::from_secs(10);
@@ -87,8 +87,8 @@ impl Channels {
         }
     }
 
-    /// Whether the files may be read again. The interval is limited, because many requests fail while etcd does not
-    /// respond.
+    /// Whether the files may be read again. They are read at most once in [`RELOAD_INTERVAL`], because many requests
+    /// fail while etcd does not respond.
     fn is_due(&self) -> bool {
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = read_at.elapsed() >= RELOAD_INTERVAL;

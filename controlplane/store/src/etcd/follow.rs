@@ -49,8 +49,8 @@ pub(super) struct Follower {
     events: mpsc::UnboundedSender<Event>,
     /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
-    /// Key management services that have failed, and the time until which they are not called. The time is in the past
-    /// while no service has failed.
+    /// Key management services that have failed. They are not called before `paused_until`, which is in the past while
+    /// no service has failed.
     failed_services: FailedServices,
     paused_until: Instant,
 }
@@ -154,8 +154,8 @@ impl Follower {
         client: WatchClient<tonic::transport::Channel>,
         mut hangs: Pin<Box<impl Future<Output = ()>>>,
     ) -> End {
-        // A watch that begins above etcd's revision gets no events until etcd reaches that revision. It would miss the
-        // commits before that.
+        // If a watch starts above etcd's revision, etcd sends no events until it reaches the start. The watch would
+        // miss the commits below the start.
         let newest = self.shared.revision().await;
         let checked = newest.and_then(|newest| self.shared.connection.check_revision(self.sent, newest));
         if let Err(error) = checked {
@@ -268,8 +268,8 @@ impl Follower {
                 Change::Unreadable(entry) => Event::Unreadable(entry),
                 Change::Commit(mut commit) => {
                     last = commit.revision;
-                    // The consumer waits for the guard's commit if it is announced. So announce that commit only if it
-                    // passed the filters.
+                    // `guard_follows` makes the consumer wait for the guard's commit, so it is set only if that commit
+                    // is in `changes`.
                     let is_guard =
                         |next: &Change| matches!(next, Change::Commit(next) if next.revision == last);
                     commit.guard_follows = changes.peek().is_some_and(is_guard);

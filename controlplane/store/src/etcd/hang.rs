@@ -2,8 +2,9 @@
 //! broken disk and a broken network. The pings of the connection detect only some of these failures, and only after 15
 //! seconds. etcd refuses clients that send pings more often than every 5 seconds (`--grpc-keepalive-min-time`).
 //!
-//! If a request has waited for [`SUSPECT_AFTER`], all members are checked. If the member does not respond and another
-//! member responds, all watches and all requests that may be repeated change to the other member at once.
+//! If a request has waited for [`SUSPECT_AFTER`], all members are checked. If the member of the request does not
+//! respond and another member responds, all watches and all requests that may be repeated change to the other member at
+//! once.
 
 use std::{sync::Arc, time::Duration};
 

@@ -9,7 +9,7 @@ use super::{KIND, Kind, RULES, Rules};
 use crate::kind::definition::StoredAs;
 use crate::{table, validate};
 
-/// Names of a field here and in core events. All other fields have the same name.
+/// Names of a field in `events.k8s.io` and in core events. All other fields have the same name in both groups.
 const NAMES: [(&str, &str); 7] = [
     ("regarding", "involvedObject"),
     ("note", "message"),
@@ -20,7 +20,7 @@ const NAMES: [(&str, &str); 7] = [
     ("deprecatedCount", "count"),
 ];
 
-/// Selectable fields here and in core events.
+/// Selectable fields in `events.k8s.io` and in core events.
 const FIELDS: &[(&str, &str)] = &[
     ("reason", "reason"),
     ("regarding.kind", "involvedObject.kind"),

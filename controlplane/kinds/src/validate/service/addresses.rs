@@ -12,7 +12,7 @@ use crate::validate::value::{items, text};
 
 const FAMILIES: &[&str] = &["IPv4", "IPv6"];
 const POLICIES: &[&str] = &["PreferDualStack", "RequireDualStack", "SingleStack"];
-/// One address of each family.
+/// Maximum number of cluster IPs: one of each family.
 const MAX_FAMILIES: usize = 2;
 
 /// Violations in the cluster IPs, families and policy of a Service. The API server calls this before it allocates
