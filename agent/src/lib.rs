@@ -5,8 +5,8 @@
 //! interface to the container runtime.
 //!
 //! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
-//! by `coracle_cni` or the container runtime. Stopping the agent stops no pod, unless
-//! the machine shuts down and the settings give the pods a period to end.
+//! by `coracle_cni` or the container runtime. When the agent stops, the pods keep running, unless the machine shuts
+//! down and the settings give the pods a period to end.
 
 mod address_announcer;
 mod api_handlers;

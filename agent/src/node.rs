@@ -4,8 +4,8 @@
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, the only timer of an idle node; each interval polls external CNI plugins (STATUS),
-//!        also while the API server does not respond
+//! lease: one timer (default: 10 s), the only frequent timer of an idle node; each interval polls external CNI plugins
+//!        (STATUS), also while the API server does not respond
 //! ```
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.

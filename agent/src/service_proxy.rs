@@ -3,9 +3,9 @@
 //!
 //! The table is replaced in four cases: all services and slices were listed; the properties of the node or the ranges
 //! of services have changed; another process has changed the table; a transaction has failed. Any other change commits
-//! only its difference. Until the first list the table of the previous run stays as it is. If there is no such table
-//! (after a boot), or if it was made from stored services, the proxy programs the stored services while the API server
-//! does not answer.
+//! only its difference. Until the first list the table of the previous run stays as it is. There may be no such table
+//! (after a boot), or it may have been made from stored services. Then the proxy programs the stored services while the
+//! API server does not answer.
 
 mod ignored_ips;
 

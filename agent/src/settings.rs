@@ -1,5 +1,5 @@
-//! Settings of all roles. The sources of each setting, in the order of their precedence, are a flag, an environment
-//! variable, a key of the configuration file, and a default.
+//! Settings of all roles. The value of a setting comes from the first of these sources that has one: a flag, an
+//! environment variable, a key of the configuration file, a default.
 //!
 //! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] parses TOML, [`kubelet`] the
 //! kubelet's YAML. [`node`], [`control_plane`] and [`runtime`] are the tables. All invalid settings are reported together.

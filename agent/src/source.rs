@@ -1,5 +1,5 @@
-//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods in files and
-//! at a URL, and the checkpoint while the API server does not answer. All sources send [`PodChange`]s.
+//! Sources of desired pods: the API server's pods with the node's name in `spec.nodeName`, the manifests of static pods
+//! in files and at a URL, and the checkpoint while the API server does not answer. All sources send [`PodChange`]s.
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;

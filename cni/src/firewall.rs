@@ -2,8 +2,8 @@
 //! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). Only one process at a time can hold the lock. Each
-//! process reads the claims of the other processes, and detects whether another process was killed between the write of
-//! a claim and the update of the table. A single process (the node) keeps all claims in memory.
+//! process reads the claims of the other processes. It also detects whether another process was killed between the
+//! write of a claim and the update of the table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;

@@ -115,9 +115,9 @@ impl Network {
     /// [`set_pod_cidrs`](Self::set_pod_cidrs) makes the default network.
     ///
     /// # Errors
-    /// When another network of this network namespace has the same bridge or table, or the state directory or
-    /// a netlink socket cannot be opened. The call waits for a network that is about to end. An unusable configuration
-    /// is not an error: [`ready`](Self::ready) reports it until it is repaired.
+    /// When another network of this network namespace has the same bridge or table. Also when the state directory or a
+    /// netlink socket cannot be opened. The call waits for a network that is about to end. An unusable configuration is
+    /// not an error: [`ready`](Self::ready) reports it until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
         let names = [
             SharedName { kind: "bridge", name: &config.bridge, setting: "--bridge" },

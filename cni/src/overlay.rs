@@ -219,8 +219,8 @@ impl Overlay {
         })
     }
 
-    /// Locks the names of interface and route protocol number in the network namespace, so that no other overlay
-    /// removes the device and routes of this overlay. Waits for an overlay that is about to end.
+    /// Locks the interface name and the route protocol number in the network namespace. So no other overlay removes the
+    /// devices and routes of this overlay. Waits for an overlay that is about to end.
     ///
     /// # Errors
     /// When another overlay has the same interface name or number.

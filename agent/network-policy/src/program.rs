@@ -281,9 +281,9 @@ impl Changes {
     }
 
     /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
-    /// the elements of its two addresses, on the chains of the pods that have these addresses, and on ranges that are
-    /// never changed. New sets are left out: only new and changed chains refer to them. A new chain applies to a pod
-    /// only after an element of the pod, or a chain of the pod, has changed.
+    /// the elements of its two addresses and on the chains of the pods that have these addresses. It also depends on
+    /// ranges, but these never change. New sets are left out: only new and changed chains refer to them. A new chain
+    /// applies to a pod only after an element of the pod, or a chain of the pod, has changed.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));

@@ -146,7 +146,7 @@ impl Checks {
             self.running = None;
             return self.end(outcome);
         }
-        // A check that is due waits for the end of a rest.
+        // A check that is due waits for the end of the delay after the previous check.
         until(self.delayed_until.filter(|_| self.due.is_some())).await;
         self.delayed_until = None;
         self.start();

@@ -204,8 +204,9 @@ pub(crate) struct Probed {
     pub(crate) ready: bool,
 }
 
-/// State that only the worker has. A restarted agent starts with an empty state, except for
-/// [`WorkerState::kill_requests`], [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
+/// State that only the worker has. A restarted agent restores the start time, evictions, probe results, resizes,
+/// [`WorkerState::kill_requests`], [`WorkerState::redefined`] and [`WorkerState::removed`]. Everything else, such as
+/// back-offs, starts empty.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// Time at which this node first accepted the pod.

@@ -21,7 +21,8 @@ const NLMSG_DONE: u16 = 3;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 
-/// Attributes of a connection: the packets in the original and in the reply direction, the id and the zone.
+/// Attributes of a connection or a request: the packets in the original and in the reply direction, the mark, the id,
+/// the zone, the mask of the mark, and the filter of a list.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
 const MARK: u16 = 8;

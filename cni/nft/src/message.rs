@@ -20,11 +20,12 @@ const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 /// Message with an error, or with the acknowledgement of a request.
 pub const NLMSG_ERROR: u16 = 2;
-/// Length of the netlink header and the netfilter header of each message.
+/// Length in bytes of the netlink header of each message (`struct nlmsghdr`).
 const HEADER: usize = 16;
-/// Offset of the attributes in a message.
+/// Offset in bytes of the attributes in a message: they follow the netlink header and `struct nfgenmsg`.
 pub const BODY: usize = 20;
-/// Maximum size of a send: a third of the kernel's default socket buffer.
+/// Maximum size in bytes of a send with the default socket buffer of the kernel: a third of that buffer. A larger send
+/// first enlarges the buffer.
 const MAX_SEND: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.

@@ -32,9 +32,9 @@ pub(super) struct Urgency {
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round: the shorter of the own interval and `other`, the interval of other measurements.
-    /// None if the next round starts with the next renewal of the lease. If no pod can be evicted, there is no own
-    /// interval, because faster rounds would only use CPU.
+    /// The time until the next round: the shorter of the interval for this urgency and `other`, the interval of other
+    /// measurements. None if the next round starts with the next renewal of the lease. If no pod can be evicted, the
+    /// urgency has no interval, because faster rounds would only use CPU.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,

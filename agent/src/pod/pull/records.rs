@@ -192,9 +192,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
-    /// names has no result, because a pod may name the image by digest or id. An image also counts as pulled if its
-    /// record is unreadable.
+    /// Whether a pod may use an image of the store without a pull. While a pull of any of its names has no result, an
+    /// image counts as pulled: a pod may name the image by digest or id. An image also counts as pulled if its record
+    /// is unreadable.
     pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
