@@ -282,7 +282,8 @@ impl Bridge<'_> {
         Ok(inside)
     }
 
-    /// Refuses a bridge without VLAN filtering if VLANs are requested. An existing bridge is not changed: it has other users.
+    /// Refuses a bridge without VLAN filtering if VLANs are requested. An existing bridge is not changed: it may have
+    /// other users.
     fn must_filter(&self, bridge: &Link) -> Result<(), Error> {
         match bridge.vlan_filtering {
             None if self.conf.vlans.any() => Err(vlan::unsupported()),

@@ -26,7 +26,7 @@ pub(crate) struct Pods {
 #[derive(Debug, Default)]
 struct State {
     by_uid: HashMap<String, Entry>,
-    /// Pods that are neither rejected nor ended, and their requests.
+    /// Number of pods that are neither rejected nor ended. `requested` is the sum of their requests.
     pods: usize,
     requested: Amount,
     /// Other resources that these pods request, see [`other_requests`], by name.

@@ -224,7 +224,7 @@ pub(crate) struct WorkerState {
     pub(crate) crashes: KeyedBackoff,
     /// Failed pulls, by image reference.
     pub(crate) pulls: KeyedBackoff,
-    /// Starts that failed before the container was created, by container name.
+    /// Failed starts, except failed pulls, by container name.
     pub(crate) retries: KeyedBackoff,
     /// Failed creations of the sandbox or the volumes and failed resizes, by [`SANDBOX`], [`VOLUMES`] and [`RESIZE`].
     pub(crate) pod_retries: KeyedBackoff,
@@ -301,7 +301,8 @@ impl WorkerState {
         self.eviction_grace.or_else(|| is_evicted.then_some(1)).map(i64::from)
     }
 
-    /// Whether containers are stopped so that they start again or must not continue.
+    /// Whether the agent stops containers: by a request to kill them, or to start them again with another image or
+    /// other resources.
     pub(crate) fn has_stops(&self) -> bool {
         !self.kill_requests.is_empty() || !self.redefined.is_empty() || !self.resize.restarts.is_empty()
     }
@@ -445,7 +446,7 @@ pub(crate) enum Failed {
         image: String,
     },
     Start,
-    /// The container was created, so the failure counts as a crash.
+    /// The container was created, so the failure also counts as a crash.
     Run,
 }
 
