@@ -53,7 +53,8 @@ impl Lock {
     /// forked.
     ///
     /// # Errors
-    /// If another process holds the lock; the error names that process.
+    /// When another process holds the lock: the error names that process. Also when the file cannot be created, locked
+    /// or written.
     pub(crate) fn acquire(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");

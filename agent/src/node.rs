@@ -82,7 +82,8 @@ impl NodeAgent {
     /// Reads the properties of the node. No request is sent yet.
     ///
     /// # Errors
-    /// When a kernel file cannot be read, or a setting is not a quantity.
+    /// When a kernel file cannot be read, a setting is not a quantity, or the overlay cannot be opened. Also when an
+    /// overlay is configured although the container runtime sets up the network.
     pub(crate) fn new(
         config: NodeConfig,
         client: kube::Client,
@@ -126,7 +127,7 @@ impl NodeAgent {
     /// Reserves the overlay's device and route protocol number for this agent in its network namespace.
     ///
     /// # Errors
-    /// When another agent has reserved either of them.
+    /// When another agent has reserved either of them, or the reservation fails.
     pub async fn claim_overlay(&mut self) -> Result<(), NodeError> {
         match &mut self.overlay {
             Some(overlay) => overlay.lock_names().await.map_err(NodeError::Overlay),

@@ -192,7 +192,7 @@ impl Overlay {
     /// called within a tokio runtime.
     ///
     /// # Errors
-    /// When the interface name is invalid, or a netlink socket cannot be opened.
+    /// When the interface name or the route protocol number is invalid, or a netlink socket cannot be opened.
     pub fn open(mut config: OverlayConfig) -> Result<Self, OverlayError> {
         let names = names(&config.interface)?;
         // `RTPROT_STATIC` and below (linux/rtnetlink.h).
@@ -223,7 +223,7 @@ impl Overlay {
     /// devices and routes of this overlay. Waits for an overlay that is about to end.
     ///
     /// # Errors
-    /// When another overlay has the same interface name or number.
+    /// When another overlay has the same interface name or number, or a lock cannot be taken.
     pub async fn lock_names(&mut self) -> Result<(), OverlayError> {
         let number = self.config.route_protocol.to_string();
         let interface = &self.config.interface;
@@ -268,8 +268,8 @@ impl Overlay {
     /// full packets do not reach. A repeated call repairs the tables.
     ///
     /// # Errors
-    /// When no interface has an address of the node, a foreign interface has the overlay's name or VNI, or the kernel
-    /// refuses a change. All other changes are made.
+    /// When no interface has an address of the node, or a socket fails. Also when a foreign interface has the overlay's
+    /// name or VNI, or the kernel refuses a change: then all other changes are made.
     pub fn apply(
         &mut self,
         local: &Local,

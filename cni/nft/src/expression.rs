@@ -241,7 +241,7 @@ impl Rule {
         self.status().mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
-    /// Matches packets of connections that are neither established nor related (`ct state`).
+    /// Matches packets without an established or related connection (`ct state`).
     #[must_use]
     pub fn new_connections(self) -> Self {
         self.state().equal(R0, &0u32.to_ne_bytes())

@@ -293,10 +293,10 @@ impl Channel {
         }
     }
 
-    /// Whether the kernel has any object that matches the description.
+    /// Whether the kernel has any object that matches the description. An error of the kernel counts as no object.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn has_any(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
         let mut kinds = messages(&answer).map(kind_of);
@@ -312,10 +312,10 @@ impl Channel {
         verdict(&answer).map(|()| answer)
     }
 
-    /// The complete response of a netfilter subsystem to one message.
+    /// The complete response of a netfilter subsystem to one message. The response may contain an error of the kernel.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn request(
         &mut self,
         kind: u16,
