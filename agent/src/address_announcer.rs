@@ -170,7 +170,8 @@ impl AddressAnnouncer {
         close(std::mem::replace(&mut self.conflicts, monitor));
     }
 
-    /// Checks addresses that another machine announced. Returns whether the caller must call [`hold`](Self::hold) again.
+    /// Checks addresses that another machine announced. Returns whether the caller must call [`hold`](Self::hold)
+    /// again.
     async fn check(&mut self, announced: io::Result<BTreeSet<IpAddr>>) -> bool {
         let announced = match announced {
             Ok(announced) => announced,

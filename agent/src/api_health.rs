@@ -1,5 +1,5 @@
-//! Availability of the API server, shared by all callers that have stored copies. After a failed request the other callers
-//! use their copies immediately, instead of waiting for their own timeouts.
+//! Availability of the API server, shared by all callers that have stored copies. After a failed request the other
+//! callers use their copies immediately, instead of waiting for their own timeouts.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

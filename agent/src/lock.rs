@@ -130,8 +130,8 @@ impl Lock {
     }
 }
 
-/// Releases the lock that this process keeps, if any. To be called after the end of all tasks. Without it, a thread that
-/// waits in the kernel, for example for a stalled mount, would keep the lock of a process that has ended.
+/// Releases the lock that this process keeps, if any. To be called after the end of all tasks. Without it, a thread
+/// that waits in the kernel, for example for a stalled mount, would keep the lock of a process that has ended.
 pub(crate) fn release_held() {
     drop(HELD.lock().unwrap_or_else(PoisonError::into_inner).take());
 }

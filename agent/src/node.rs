@@ -53,8 +53,8 @@ pub struct NodeAgent {
     node: watch::Sender<Option<Arc<Node>>>,
     /// Revision of the last status whose events were recorded; 0 means none.
     recorded_revision: AtomicU64,
-    /// Whether the node was cordoned in the last version that was received. Responses to writes do not count: a cordon in
-    /// such a response is received later.
+    /// Whether the node was cordoned in the last version that was received. Responses to writes do not count: a cordon
+    /// in such a response is received later.
     is_cordoned: AtomicBool,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,

@@ -34,8 +34,8 @@ pub(crate) enum PodChange {
     Deleted(Arc<Pod>),
     /// The API server has listed all pods. A pod whose uid is not among these does not exist.
     Complete(HashSet<String>),
-    /// The uids of all static pods at the start, before the pods themselves. A static pod of an earlier agent whose uid is
-    /// not among these must end.
+    /// The uids of all static pods at the start, before the pods themselves. A static pod of an earlier agent whose uid
+    /// is not among these must end.
     StaticComplete(HashSet<String>),
     /// All static pods at the start were sent.
     StaticSent,
@@ -97,7 +97,8 @@ pub(crate) async fn run(sources: Sources, changes: mpsc::Sender<PodChange>) {
     tokio::join!(static_pods, url_pods, mirrors.run(&client, &health, node), api_pods);
 }
 
-/// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not respond.
+/// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not
+/// respond.
 async fn first_read(is_read: &Notify) -> bool {
     tokio::time::timeout(FIRST_READ, is_read.notified()).await.is_ok()
 }

@@ -213,8 +213,8 @@ impl ConnectionLimit {
     fn replace(&self, state: &mut State) {
         let limits = state.limits();
         let Err(error) = self.write(state, limits.as_ref()) else { return };
-        // The kernel may have no hashes of packets (`CONFIG_NFT_HASH`) or no rates (`CONFIG_NFT_LIMIT`). One counter for
-        // many connections is slow, so it is used only if the user requests a limit.
+        // The kernel may have no hashes of packets (`CONFIG_NFT_HASH`) or no rates (`CONFIG_NFT_LIMIT`). One counter
+        // for many connections is slow, so it is used only if the user requests a limit.
         let is_requested = matches!(state.max, Max::Number(_));
         let simple = limits.filter(|_| is_requested);
         let simple = simple.map(|limits| Limits { parts: 1, is_rated: false, ..limits });

@@ -206,8 +206,8 @@ impl Firewall {
         for (_, claim) in gone {
             state.redirected.extend(content(claim).connectionless());
         }
-        // Interfaces are closed before the rules that protect them are removed. The recorded state of the table does not
-        // matter.
+        // Interfaces are closed before the rules that protect them are removed. The recorded state of the table does
+        // not matter.
         for interface in gone.iter().filter_map(|(_, claim)| claim.opened.as_ref()) {
             if !state.claims.ledger.opens(interface) {
                 sysctl::route_localnet(interface, false)?;

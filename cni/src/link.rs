@@ -180,8 +180,8 @@ impl Links {
             message = message.append_info_data(InfoBridge::VlanFiltering(true));
         }
         if wanted.ours {
-            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping, each
-            // port that is set up makes the kernel set the query timers of all ports again.
+            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping,
+            // each port that is set up makes the kernel set the query timers of all ports again.
             message = message.append_info_data(InfoBridge::MulticastSnooping(false));
         }
         let is_new = match self.handle.link().add(message.build()).execute().await {

@@ -163,7 +163,8 @@ pub struct Overlay {
     /// Whether the kernel's tables are as planned. False after an error or a foreign change.
     known: bool,
     uplinks: Vec<Uplink>,
-    /// Whether [`foreign_change`](Self::foreign_change) was cancelled between the first and the last related notification.
+    /// Whether [`foreign_change`](Self::foreign_change) was cancelled between the first and the last related
+    /// notification.
     notified: bool,
     /// Whether a notification concerned an uplink.
     uplink_changed: bool,
@@ -188,8 +189,8 @@ impl PeerKind {
 // === impl Overlay ===
 
 impl Overlay {
-    /// Opens sockets, and checks the kernel's support for VXLAN if it is configured. Changes nothing in the kernel. Must be
-    /// called within a tokio runtime.
+    /// Opens sockets, and checks the kernel's support for VXLAN if it is configured. Changes nothing in the kernel.
+    /// Must be called within a tokio runtime.
     ///
     /// # Errors
     /// When the interface name or the route protocol number is invalid, or a netlink socket cannot be opened.
@@ -316,8 +317,8 @@ impl Overlay {
         Ok(applied)
     }
 
-    /// Waits until another process changed the overlay's objects in the kernel, or an uplink's state such as its MTU. The
-    /// next [`apply`](Self::apply) compares all tables. Cancel safe.
+    /// Waits until another process changed the overlay's objects in the kernel, or an uplink's state such as its MTU.
+    /// The next [`apply`](Self::apply) compares all tables. Cancel safe.
     pub async fn foreign_change(&mut self) {
         let Self { kernel, monitor, plan, .. } = self;
         if !self.notified {

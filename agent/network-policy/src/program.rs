@@ -30,7 +30,8 @@ pub(crate) enum Set {
 /// Names of chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Chain {
-    /// Jumps to all policies of a tier that select the same pods. Packets on which no NetworkPolicy decides are dropped.
+    /// Jumps to all policies of a tier that select the same pods. Packets on which no NetworkPolicy decides are
+    /// dropped.
     Group(u64),
     /// Rules of a policy in one direction.
     Policy(u64, Direction),
@@ -150,8 +151,8 @@ impl Set {
 // === impl Program ===
 
 impl Program {
-    /// Adds a chain, or replaces its lines. After a replacement, the caller passes the addresses of the pods whose packets
-    /// enter the chain to [`concern`](Self::concern).
+    /// Adds a chain, or replaces its lines. After a replacement, the caller passes the addresses of the pods whose
+    /// packets enter the chain to [`concern`](Self::concern).
     pub(crate) fn put_chain(&mut self, chain: Chain, lines: Lines) {
         let before = self.chains.insert(chain, lines);
         self.previous.chains.entry(chain).or_insert(before);

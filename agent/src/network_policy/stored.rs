@@ -227,7 +227,8 @@ impl PolicyRecord {
         }
     }
 
-    /// Adds stored policies to a model. The API server may have sent the first part of a list, whose policies are newer.
+    /// Adds stored policies to a model. The API server may have sent the first part of a list, whose policies are
+    /// newer.
     pub(super) fn use_stored(&mut self, stored: StoredPolicies, model: &mut Model) {
         for (name, labels) in stored.namespaces {
             model.put_namespace(&name, labels);

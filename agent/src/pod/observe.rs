@@ -97,8 +97,8 @@ async fn sandbox_status(runtime: &dyn Runtime, id: &str) -> Result<cri::PodSandb
     Ok(runtime.pod_sandbox_status(request).await?.status.unwrap_or_default())
 }
 
-/// Adds the addresses of a listed sandbox. Its state is taken from the same response: the sandbox may have stopped after
-/// the list, and some runtimes report no addresses of a stopped sandbox.
+/// Adds the addresses of a listed sandbox. Its state is taken from the same response: the sandbox may have stopped
+/// after the list, and some runtimes report no addresses of a stopped sandbox.
 fn note_status(sandbox: &mut ObservedSandbox, status: cri::PodSandboxStatus) {
     sandbox.ready = status.state() == cri::PodSandboxState::SandboxReady;
     let network = status.network.unwrap_or_default();

@@ -43,8 +43,8 @@ pub(crate) enum Action {
     RemoveContainers(Vec<String>),
     /// Remove stopped sandboxes without containers.
     RemoveSandboxes(Vec<String>),
-    /// The pod has ended but its object exists: stop the sandboxes that this agent has not stopped, unmount its volumes,
-    /// remove its cgroup.
+    /// The pod has ended but its object exists: stop the sandboxes that this agent has not stopped, unmount its
+    /// volumes, remove its cgroup.
     Release { unstopped: Vec<String> },
     /// Mark the pod as failed with this reason.
     FailPod(Verdict),

@@ -236,7 +236,8 @@ pub(crate) struct WorkerState {
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Ids of containers that were stopped to start again with another image.
     pub(crate) redefined: BTreeSet<String>,
-    /// Ids of the sandboxes that this agent has stopped. Other sandboxes that are not ready may have a network and a shim.
+    /// Ids of the sandboxes that this agent has stopped. Other sandboxes that are not ready may have a network and a
+    /// shim.
     pub(crate) stopped: BTreeSet<String>,
     /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,

@@ -197,8 +197,8 @@ impl Rule {
         self.source(network.is_ipv4(), R0).within(network, negated)
     }
 
-    /// Matches packets whose destination is inside the network. If `negated`, matches packets whose destination is outside
-    /// the network.
+    /// Matches packets whose destination is inside the network. If `negated`, matches packets whose destination is
+    /// outside the network.
     #[must_use]
     pub fn to(self, network: IpNetwork, negated: bool) -> Self {
         self.destination(network.is_ipv4(), R0).within(network, negated)

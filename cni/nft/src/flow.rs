@@ -130,8 +130,8 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
     number_of(&answer, ENTRIES).ok_or_else(|| io::Error::other("the kernel did not count the connections"))
 }
 
-/// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
-/// its mark.
+/// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to
+/// keep its mark.
 ///
 /// # Errors
 /// If the kernel refuses the list, no connection is changed. If the kernel refuses a change, the other connections are

@@ -45,16 +45,16 @@ impl Urgency {
         [own, other].into_iter().flatten().min()
     }
 
-    /// Whether a notification that tasks wait for memory starts a round. Not needed if rounds are already frequent, or if
-    /// no pod can be evicted.
+    /// Whether a notification that tasks wait for memory starts a round. Not needed if rounds are already frequent, or
+    /// if no pod can be evicted.
     pub(super) fn follows_stalls(self) -> bool {
         !self.is_short && !self.is_unrelieved
     }
 }
 
 /// The pod to evict first. For memory, pods above their request are first, then the lowest priority, then the largest
-/// excess over the request. For process IDs the lowest priority is first, then the largest usage. Critical pods, and pods
-/// that use nothing, are excluded.
+/// excess over the request. For process IDs the lowest priority is first, then the largest usage. Critical pods, and
+/// pods that use nothing, are excluded.
 pub(super) fn first(
     pods: &[MeasuredPod<PodUsage>],
     resource: MachineResource,

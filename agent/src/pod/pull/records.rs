@@ -257,8 +257,8 @@ impl PullRecords {
         Snapshot(state.records.iter().map(|(id, known)| (id.clone(), known.change)).collect())
     }
 
-    /// Removes the records of a snapshot that have not changed since, and whose images the runtime did not have after the
-    /// snapshot.
+    /// Removes the records of a snapshot that have not changed since, and whose images the runtime did not have after
+    /// the snapshot.
     pub(crate) fn remove_absent(&self, snapshot: Snapshot, is_present: impl Fn(&str) -> bool) {
         for (id, change) in snapshot.0.into_iter().filter(|(id, _)| !is_present(id)) {
             let mut state = self.state();
