@@ -402,7 +402,8 @@ impl Drop for RunningPull {
             remove(&self.records.intent_path(&self.image));
         }
         drop(state);
-        // The pod was deleted, so the runtime cancels the pull, unless the pull has just completed.
+        // Usually the pod was deleted: then the runtime cancels the pull, unless the pull has just completed. Otherwise
+        // the record could not be written.
         if self.end == End::Unknown
             && let Ok(tasks) = tokio::runtime::Handle::try_current()
         {
