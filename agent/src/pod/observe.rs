@@ -12,8 +12,8 @@ use super::resize_state::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 
-/// Observes the pod with this uid. `known` is its last observation: the status of ended containers and the addresses of
-/// ready sandboxes do not change, so they are not requested again.
+/// Observes the pod with this uid. `known` is its last observation. The status of a container is requested again only
+/// if its state has changed or is unknown, and the addresses of a sandbox only when it becomes ready.
 pub(crate) async fn observe(
     runtime: &dyn Runtime,
     uid: &str,
