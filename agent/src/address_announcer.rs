@@ -3,9 +3,9 @@
 //! Addresses have a lifetime. The kernel removes an address that the agent does not renew, because another node takes
 //! over the services of a node that is not ready. While the API server is unreachable, the agent renews its addresses.
 //!
-//! Another node that takes over an address announces it. A node that receives such an announcement reads the service from
-//! the API server. If the API server does not confirm that the node has the address, the node removes the address, and
-//! adds it again when the API server confirms it.
+//! Another node that takes over an address announces it. A node that receives such an announcement reads the service
+//! from the API server. If the API server does not confirm that the node has the address, the node removes the address.
+//! It adds the address again when the API server confirms it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -170,7 +170,8 @@ impl AddressAnnouncer {
         close(std::mem::replace(&mut self.conflicts, monitor));
     }
 
-    /// Checks addresses that another machine announced. Returns whether the caller must call [`hold`](Self::hold) again.
+    /// Checks addresses that another machine announced. Returns whether the caller must call [`hold`](Self::hold)
+    /// again.
     async fn check(&mut self, announced: io::Result<BTreeSet<IpAddr>>) -> bool {
         let announced = match announced {
             Ok(announced) => announced,

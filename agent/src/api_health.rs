@@ -1,5 +1,5 @@
-//! Availability of the API server, shared by all callers that have stored copies. After a failed request the other callers
-//! use their copies immediately, instead of waiting for their own timeouts.
+//! Availability of the API server, shared by all callers that have stored copies. After a failed request the other
+//! callers use their copies immediately, instead of waiting for their own timeouts.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ impl ApiHealth {
 
 /// Whether the API server failed to serve this request. Other requests may succeed: the server cannot read Secrets, for
 /// example, while their key management service is away. If such an error counted as no response, pods would start with
-/// old copies of other objects, and without waiting for the first list of network policies.
+/// old copies of other objects. They would also start before the first list of network policies.
 fn is_internal(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 500)
 }

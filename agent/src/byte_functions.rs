@@ -3,8 +3,8 @@
 //! bytes in each step. The functions of musl took a seventh of the processor time of an API server. Here a step of a
 //! comparison or a short copy has 16 bytes; longer copies use `rep movsq`.
 //!
-//! The linker takes a function from the C library only if the program does not define it. Copies have no loops outside of
-//! assembly, and no arrays: the compiler replaces both by calls of `memcpy`. Builds without optimization use musl's.
+//! The linker takes a function from the C library only if the program does not define it. Copies have no loops outside
+//! of assembly, and no arrays: the compiler replaces both by calls of `memcpy`. Builds without optimization use musl's.
 #![allow(unsafe_code, reason = "the functions get pointers from C and from compiled code")]
 
 use core::arch::asm;

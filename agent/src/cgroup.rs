@@ -10,8 +10,9 @@
 //! driver makes, so that tools for kubelets find the same paths. With systemd each cgroup is a slice with the kubelet's
 //! name: `kubepods-burstable-pod<uid>.slice`.
 //!
-//! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the limits
-//! and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their children.
+//! [`hierarchies`] finds the mount points and creates the directories (v1, hybrid and v2). [`mod@write`] writes the
+//! limits and returns every error, because a pod must not run without its limits. [`tree`] removes cgroups with their
+//! children.
 
 mod cpu;
 mod error;

@@ -25,8 +25,8 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 /// Prefix of the paths of leases. A component renews its lease even without work.
 const LEASES: &str = "/apis/coordination.k8s.io/";
 
-/// The client of controllers and scheduler. Its connections fail when the server is unreachable. `requests` gets a change
-/// with each request, except requests for leases.
+/// The client of controllers and scheduler. Its connections fail when the server is unreachable. `requests` gets a
+/// change with each request, except requests for leases.
 ///
 /// # Errors
 /// When certificates or credentials of the configuration are unusable.

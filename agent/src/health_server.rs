@@ -25,8 +25,8 @@ const RETRY: Duration = Duration::from_secs(30);
 /// A reply to a health check.
 pub(crate) type Reply = Response<Full<Bytes>>;
 
-/// Makes the reply to a path and a client's address. It is one type for all servers, so that the code of an HTTP server is
-/// compiled once.
+/// Makes the reply to a path and a client's address. It is one type for all servers, so that the code of an HTTP server
+/// is compiled once.
 type MakeReply = Arc<dyn Fn(&str, IpAddr) -> Reply + Send + Sync>;
 
 /// Listen addresses for all interfaces, in order of preference: `[::]` for both families, or `0.0.0.0` on a machine

@@ -47,8 +47,8 @@ impl ImageVerification {
         }
     }
 
-    /// Whether a pod needs a verification for an image. `image` is the image's name in the pod. `repository` is this name
-    /// with the registry, and without tag and digest. `is_pulled` is true if the agent pulled the image.
+    /// Whether a pod needs a verification for an image. `image` is the image's name in the pod. `repository` is this
+    /// name with the registry, and without tag and digest. `is_pulled` is true if the agent pulled the image.
     pub(crate) fn is_required(&self, image: &str, repository: &str, is_pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,

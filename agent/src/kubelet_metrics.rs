@@ -1,8 +1,8 @@
 //! The kubelet's own metrics, with its names, labels and buckets.
 //!
-//! Source: `pkg/kubelet/metrics/metrics.go` and `pkg/kubelet/server/metrics/metrics.go`. Events are counted as they occur;
-//! all other values are read when a client gets the metrics. Labels have values of fixed sets or names of a limited
-//! number of plugins, never text of pods or requests, so their number is limited.
+//! Source: `pkg/kubelet/metrics/metrics.go` and `pkg/kubelet/server/metrics/metrics.go`. Events are counted as they
+//! occur; all other values are read when a client gets the metrics. Labels have values of fixed sets or names of a
+//! limited number of plugins, never text of pods or requests, so their number is limited.
 
 mod current;
 mod devices;

@@ -1,12 +1,12 @@
 //! The node agent: pod sync, volumes, cgroups, status and the kubelet API.
 //!
-//! Start reading at [`run()`], which starts all tasks. [`source`] supplies the desired pods from the API server, or from
-//! the checkpoint while the API server does not answer. [`pod`] runs them with one worker per pod. [`runtime`] is the
-//! interface to the container runtime.
+//! Start reading at [`run()`], which starts all tasks. [`source`] supplies the desired pods from the API server, or
+//! from the checkpoint while the API server does not answer. [`pod`] runs them with one worker per pod. [`runtime`] is
+//! the interface to the container runtime.
 //!
 //! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
-//! by `coracle_cni` or the container runtime. Stopping the agent stops no pod, unless
-//! the machine shuts down and the settings give the pods a period to end.
+//! by `coracle_cni` or the container runtime. When the agent stops, the pods keep running, unless the machine shuts
+//! down and the settings give the pods a period to end.
 
 mod address_announcer;
 mod api_handlers;

@@ -53,7 +53,8 @@ impl Lock {
     /// forked.
     ///
     /// # Errors
-    /// If another process holds the lock; the error names that process.
+    /// When another process holds the lock: the error names that process. Also when the file cannot be created, locked
+    /// or written.
     pub(crate) fn acquire(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
@@ -129,8 +130,8 @@ impl Lock {
     }
 }
 
-/// Releases the lock that this process keeps, if any. To be called after the end of all tasks. Without it, a thread that
-/// waits in the kernel, for example for a stalled mount, would keep the lock of a process that has ended.
+/// Releases the lock that this process keeps, if any. To be called after the end of all tasks. Without it, a thread
+/// that waits in the kernel, for example for a stalled mount, would keep the lock of a process that has ended.
 pub(crate) fn release_held() {
     drop(HELD.lock().unwrap_or_else(PoisonError::into_inner).take());
 }

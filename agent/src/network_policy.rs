@@ -1,10 +1,10 @@
 //! Runs the enforcement of network policies: watches policies, and pods and namespaces while there are policies.
 //!
 //! The table is replaced after the first complete lists, after a change by another process and after a failed
-//! transaction. Any other change commits only its difference. Until the first replacement, the table of the previous run
-//! stays as it is. Containers of a pod start after its policies are in the kernel, see
-//! [`PolicyGate`](policy_gate::PolicyGate). If the API server does not answer, containers start in pods whose policies are
-//! in the table of the previous run. Without such a table, as after a boot, the stored policies are enforced.
+//! transaction. Any other change commits only its difference. Until the first replacement, the table of the previous
+//! run stays as it is. Containers of a pod start after its policies are in the kernel, see
+//! [`PolicyGate`](policy_gate::PolicyGate). If the API server does not answer, containers start in pods whose policies
+//! are in the table of the previous run. Without such a table, as after a boot, the stored policies are enforced.
 
 mod admission;
 mod checks;
@@ -204,7 +204,8 @@ impl NetworkPolicies {
         Ok(())
     }
 
-    /// Sets the cause that is shown for pods that wait for their policies: the error of the kernel, or of a failed list.
+    /// Sets the cause that is shown for pods that wait for their policies: the error of the kernel, or of a failed
+    /// list.
     fn explain(&self, error: Option<&TableError>) {
         let error =
             error.map(|error| format!("cannot change the table of network policies: {}", chain(error)));
@@ -219,8 +220,8 @@ impl NetworkPolicies {
         policies.or_else(peers).or_else(nodes)
     }
 
-    /// Writes the changes of the model to the table, or replaces the table. Returns the effect of the changes. `None` after
-    /// a replacement.
+    /// Writes the changes of the model to the table, or replaces the table. Returns the effect of the changes. `None`
+    /// after a replacement.
     async fn write_table(&mut self, table: &mut Option<Table>) -> Result<Option<Effect>, TableError> {
         if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
             *table = None;
@@ -499,8 +500,8 @@ mod tests {
     const TABLE: &str = "test-policies";
     const UID: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3a";
 
-    /// A runtime whose threads are in the network namespace of this thread. Its time is paused. Functions that block run
-    /// one after the other.
+    /// A runtime whose threads are in the network namespace of this thread. Its time is paused. Functions that block
+    /// run one after the other.
     fn paused_runtime() -> tokio::runtime::Runtime {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         runtime.enable_all().start_paused(true).max_blocking_threads(1).build().unwrap()

@@ -4,8 +4,8 @@
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, the only timer of an idle node; each interval polls external CNI plugins (STATUS),
-//!        also while the API server does not respond
+//! lease: one timer (default: 10 s), the only frequent timer of an idle node; each interval polls external CNI plugins
+//!        (STATUS), also while the API server does not respond
 //! ```
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
@@ -53,8 +53,8 @@ pub struct NodeAgent {
     node: watch::Sender<Option<Arc<Node>>>,
     /// Revision of the last status whose events were recorded; 0 means none.
     recorded_revision: AtomicU64,
-    /// Whether the node was cordoned in the last version that was received. Responses to writes do not count: a cordon in
-    /// such a response is received later.
+    /// Whether the node was cordoned in the last version that was received. Responses to writes do not count: a cordon
+    /// in such a response is received later.
     is_cordoned: AtomicBool,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
@@ -82,7 +82,8 @@ impl NodeAgent {
     /// Reads the properties of the node. No request is sent yet.
     ///
     /// # Errors
-    /// When a kernel file cannot be read, or a setting is not a quantity.
+    /// When a kernel file cannot be read, a setting is not a quantity, or the overlay cannot be opened. Also when an
+    /// overlay is configured although the container runtime sets up the network.
     pub(crate) fn new(
         config: NodeConfig,
         client: kube::Client,
@@ -126,7 +127,7 @@ impl NodeAgent {
     /// Reserves the overlay's device and route protocol number for this agent in its network namespace.
     ///
     /// # Errors
-    /// When another agent has reserved either of them.
+    /// When another agent has reserved either of them, or the reservation fails.
     pub async fn claim_overlay(&mut self) -> Result<(), NodeError> {
         match &mut self.overlay {
             Some(overlay) => overlay.lock_names().await.map_err(NodeError::Overlay),

@@ -230,8 +230,8 @@ impl Checks {
     }
 }
 
-/// Whether a service may be served at the addresses of nodes: the controller serves its class, or its status has an entry
-/// of a node. Such an entry could outlive a change of the class.
+/// Whether a service may be served at the addresses of nodes: the controller serves its class, or its status has an
+/// entry of a node. Such an entry could outlive a change of the class.
 pub(crate) fn is_checked(service: &Service) -> bool {
     let Some(spec) = service.spec.as_ref().filter(|spec| spec.type_.as_deref() == Some("LoadBalancer"))
     else {

@@ -48,8 +48,8 @@ pub(crate) async fn run(
                 continue;
             }
         };
-        // Both arms are cancel-safe. A change of the node stays marked. If a notification is lost, the other arm has
-        // ended, and the next replacement also repairs that foreign change.
+        // Both arms are cancel-safe. The receiver keeps a change of the node. If the first arm ends, a notification may
+        // be lost. But then the table is replaced, which also repairs a foreign change.
         tokio::select! {
             now = changed(&view, &mut node) => view = now,
             _foreign = monitor.foreign_change(&table, author) => {

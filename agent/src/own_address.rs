@@ -78,8 +78,8 @@ fn choose(routes: &[String], locals: &[LocalAddress]) -> Vec<IpAddr> {
         usable.iter().filter(move |l| l.interface == *interface).min_by_key(|l| l.ip.is_ipv6())
     };
     let routed = routes.iter().find_map(on);
-    // A bridge is usually a container network, not the uplink. The loopback interface has the IPv6 address of cluster DNS,
-    // whose scope the kernel does not keep.
+    // A bridge is usually a container network, not the uplink. The loopback interface has the IPv6 address of cluster
+    // DNS, whose scope the kernel does not keep.
     let rank = |local: &&&LocalAddress| (local.interface == "lo", local.ip.is_ipv6());
     let other = || usable.iter().filter(|local| !local.is_virtual).min_by_key(rank);
     let Some(first) = routed.or_else(other) else { return vec![IpAddr::V4(Ipv4Addr::LOCALHOST)] };

@@ -166,8 +166,8 @@ impl PolicyGate {
             && self.health.has_responded()
     }
 
-    /// Whether a pod of the namespace must wait for its policies. The list is checked first: if it arrives between the two
-    /// checks, the second one finds the listed namespaces.
+    /// Whether a pod of the namespace must wait for its policies. The list is checked first: if it arrives between the
+    /// two checks, the second one finds the listed namespaces.
     fn must_wait(&self, namespace: &str) -> bool {
         self.expects_list() || self.restricted.has(namespace)
     }

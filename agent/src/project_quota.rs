@@ -5,9 +5,10 @@
 //! other record is needed. An id with inodes is never given to another volume. Limits of an id without inodes have no
 //! effect.
 //!
-//! A container may change the ids of its own files and directories. So the agent accepts the id of a directory only if it
-//! is one of the [`ATTEMPTS`] ids that follow from the volume's name. Otherwise a container could make the agent change the
-//! limit of another volume. A container can still give its files the id of another volume and use up that volume's limit.
+//! A container may change the ids of its own files and directories. So the agent accepts the id of a directory only if
+//! it is one of the [`ATTEMPTS`] ids that follow from the volume's name. Otherwise a container could make the agent
+//! change the limit of another volume. A container can still give its files the id of another volume and use up that
+//! volume's limit.
 #![allow(unsafe_code, reason = "quotactl_fd(2) and the ioctls of project ids have no safe wrapper")]
 
 use std::io;

@@ -2,8 +2,8 @@
 //!
 //! The resolver of the system blocks a thread for seconds if a name server does not respond. The look-up continues
 //! after the timeout of a probe. So look-ups have threads of their own, and their number is limited. A namespace has at
-//! most two look-ups, and all namespaces together have few second look-ups. So each namespace of a node with the
-//! default number of pods gets its look-up at once, even if the names of all other namespaces are slow.
+//! most two look-ups, and all namespaces together have few second look-ups. So on a node with the default number of
+//! pods, each namespace gets its look-up at once, even if all other namespaces use slow names.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};

@@ -83,10 +83,11 @@ struct Handler {
 
 /// Text of a response to an unknown path.
 const NOT_FOUND: &str = "404 page not found\n";
-/// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
-/// Further requests wait.
+/// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes
+/// megabytes. Further requests wait.
 const MEASUREMENTS: usize = 4;
-/// Permits for responses with all pods, or their usage. All servers of the process share them, because they share the runtime.
+/// Permits for responses with all pods, or their usage. All servers of the process share them, because they share the
+/// runtime.
 static MEASURING: Semaphore = Semaphore::const_new(MEASUREMENTS);
 /// Maximum time between two requests of a connection, and for the header of a request, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);

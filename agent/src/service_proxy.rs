@@ -1,11 +1,11 @@
-//! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes of
-//! the table.
+//! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes
+//! of the table.
 //!
 //! The table is replaced in four cases: all services and slices were listed; the properties of the node or the ranges
 //! of services have changed; another process has changed the table; a transaction has failed. Any other change commits
-//! only its difference. Until the first list the table of the previous run stays as it is. If there is no such table
-//! (after a boot), or if it was made from stored services, the proxy programs the stored services while the API server
-//! does not answer.
+//! only its difference. Until the first list the table of the previous run stays as it is. There may be no such table
+//! (after a boot), or it may have been made from stored services. Then the proxy programs the stored services while the
+//! API server does not answer.
 
 mod ignored_ips;
 
@@ -152,8 +152,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Waits until the services are known: until the first lists, or until stored services are used. Returns false if the
-    /// agent ends.
+    /// Waits until the services are known: until the first lists, or until stored services are used. Returns false if
+    /// the agent ends.
     async fn wait_for_services(&self, services: &ServiceCache, node: &NodeProperties) -> bool {
         let (mut progress, mut object) = (services.changes(), node.object.clone());
         let listed = async {
@@ -199,8 +199,8 @@ impl ServiceProxy {
         view
     }
 
-    /// A function that reads a service for the proxy, and reports its ignored addresses. A service of another proxy has no
-    /// state. A refused load balancer has no node addresses.
+    /// A function that reads a service for the proxy, and reports its ignored addresses. A service of another proxy has
+    /// no state. A refused load balancer has no node addresses.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
         let (cache, permit) = (services.clone(), self.permit());
         move |key| {
@@ -355,8 +355,8 @@ fn weight(service: &Service, slices: &[Arc<EndpointSlice>]) -> usize {
     spec.ports.as_ref().map_or(0, Vec::len).saturating_mul(1 + addresses + endpoints)
 }
 
-/// Returns after a change of the node's properties or of the ranges of services. Cancel safe: a change stays marked until
-/// it is read.
+/// Returns after a change of the node's properties or of the ranges of services. Cancel safe: a change stays marked
+/// until it is read.
 async fn view_changed(node: &mut NodeProperties, ranges: &mut watch::Receiver<Vec<IpNetwork>>) {
     tokio::select! {
         () = changed(&mut node.object) => {}

@@ -1,8 +1,9 @@
-//! Settings of all roles. The sources of each setting, in the order of their precedence, are a flag, an environment
-//! variable, a key of the configuration file, and a default.
+//! Settings of all roles. The value of a setting comes from the first of these sources that has one: a flag, an
+//! environment variable, a key of the configuration file, a default.
 //!
-//! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] parses TOML, [`kubelet`] the
-//! kubelet's YAML. [`node`], [`control_plane`] and [`runtime`] are the tables. All invalid settings are reported together.
+//! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] parses TOML, [`kubelet`]
+//! the kubelet's YAML. [`node`], [`control_plane`] and [`runtime`] are the tables. All invalid settings are reported
+//! together.
 
 mod audit_mode;
 mod cgroup;
@@ -85,8 +86,8 @@ settings! {
     /// Configuration file: TOML with keys like the flags, in the tables node, control-plane and runtime; or a
     /// KubeletConfiguration (.yaml, .yml, .json).
     config: Option<PathBuf> = unset "/etc/coracle/config.toml if it exists", "FILE";
-    /// Directory of files that are merged into the KubeletConfiguration of config in the order of their names: parts of a
-    /// KubeletConfiguration, each with the extension .conf. A later file takes precedence.
+    /// Directory of files that are merged into the KubeletConfiguration of config in the order of their names: parts of
+    /// a KubeletConfiguration, each with the extension .conf. A later file takes precedence.
     config_dir: Option<PathBuf> = unset "", "DIR";
     /// Directory of data that is kept across boots: images, volumes, pods, store, keys.
     state_dir: PathBuf = default "/var/lib/coracle", "DIR";

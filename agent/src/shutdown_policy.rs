@@ -20,7 +20,8 @@ pub struct ShutdownPeriod {
     pub seconds: u32,
 }
 
-/// The periods of all groups, the lowest priority first. If it is empty, pods are not ended when the machine shuts down.
+/// The periods of all groups, the lowest priority first. If it is empty, pods are not ended when the machine shuts
+/// down.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ShutdownPeriods(Vec<ShutdownPeriod>);
 

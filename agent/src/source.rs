@@ -1,5 +1,5 @@
-//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods in files and
-//! at a URL, and the checkpoint while the API server does not answer. All sources send [`PodChange`]s.
+//! Sources of desired pods: the API server's pods with the node's name in `spec.nodeName`, the manifests of static pods
+//! in files and at a URL, and the checkpoint while the API server does not answer. All sources send [`PodChange`]s.
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;
@@ -34,8 +34,8 @@ pub(crate) enum PodChange {
     Deleted(Arc<Pod>),
     /// The API server has listed all pods. A pod whose uid is not among these does not exist.
     Complete(HashSet<String>),
-    /// The uids of all static pods at the start, before the pods themselves. A static pod of an earlier agent whose uid is
-    /// not among these must end.
+    /// The uids of all static pods at the start, before the pods themselves. A static pod of an earlier agent whose uid
+    /// is not among these must end.
     StaticComplete(HashSet<String>),
     /// All static pods at the start were sent.
     StaticSent,
@@ -97,7 +97,8 @@ pub(crate) async fn run(sources: Sources, changes: mpsc::Sender<PodChange>) {
     tokio::join!(static_pods, url_pods, mirrors.run(&client, &health, node), api_pods);
 }
 
-/// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not respond.
+/// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not
+/// respond.
 async fn first_read(is_read: &Notify) -> bool {
     tokio::time::timeout(FIRST_READ, is_read.notified()).await.is_ok()
 }

@@ -244,7 +244,7 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
     let target = Target::new(ctx, pod)?;
     let mut volumes = Volumes::default();
     let (mut sources, mut waiting) = (Vec::new(), Vec::new());
-    // All objects are requested before the first one is awaited.
+    // The objects of all volumes are requested here, and awaited after the loop.
     for volume in pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten()) {
         check_name(&volume.name)?;
         let (began, known) = (Instant::now(), sources.len());

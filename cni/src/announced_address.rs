@@ -51,7 +51,7 @@ pub async fn announce_address(
     let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
     links.add_expiring(&link, address, seconds).await?;
     if is_new {
-        // The task ends by itself after some milliseconds.
+        // The thread ends by itself after some milliseconds.
         let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
     }
     Ok(())
@@ -65,7 +65,7 @@ pub async fn announce_address(
 pub async fn repeat_announcement(address: IpAddr) -> Result<(), Error> {
     let Some(name) = interface_with(address) else { return Ok(()) };
     let link = Links::in_own_namespace()?.get(&name).await?;
-    // The task ends by itself after some milliseconds.
+    // The thread ends by itself after some milliseconds.
     let _announcing = announce(Netns::open(Path::new("/proc/thread-self/ns/net"))?, &link, &[address]);
     Ok(())
 }

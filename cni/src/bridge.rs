@@ -193,8 +193,8 @@ impl Bridge<'_> {
             bridge: bridge.index,
             mtu: conf.mtu,
             mac,
-            // The port gets the address of our own bridge. A bridge of another owner can change its address when ports are
-            // added or removed, so its ports get random addresses.
+            // The port gets the address of our own bridge. A bridge of another owner can change its address when ports
+            // are added or removed, so its ports get random addresses.
             host_mac: <[u8; 6]>::try_from(&bridge.mac[..]).ok().filter(|_| conf.ours),
             is_up: false,
         };
@@ -282,7 +282,8 @@ impl Bridge<'_> {
         Ok(inside)
     }
 
-    /// Refuses a bridge without VLAN filtering if VLANs are requested. An existing bridge is not changed: it has other users.
+    /// Refuses a bridge without VLAN filtering if VLANs are requested. An existing bridge is not changed: it may have
+    /// other users.
     fn must_filter(&self, bridge: &Link) -> Result<(), Error> {
         match bridge.vlan_filtering {
             None if self.conf.vlans.any() => Err(vlan::unsupported()),

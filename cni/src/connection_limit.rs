@@ -11,9 +11,9 @@
 //! connections expire. The default limit does not limit this rate, because busy clients without keep-alive exceed it.
 //!
 //! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
-//! ended connections. In a measurement, an address had 8,000 connections. With one counter it began 1,800 new
-//! connections a second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters,
-//! selected by a hash of destination and ports; docs/measurements.md has the numbers.
+//! ended connections. In a measurement, an address with 8,000 connections began 1,800 new connections a second with one
+//! counter, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a
+//! hash of destination and ports; docs/measurements.md has the numbers.
 //!
 //! A rule cannot read the registers of the previous rule. So a new connection costs two hashes and two look-ups, or
 //! three hashes and three look-ups if its counter is full. A rate limit costs one more look-up.
@@ -213,8 +213,8 @@ impl ConnectionLimit {
     fn replace(&self, state: &mut State) {
         let limits = state.limits();
         let Err(error) = self.write(state, limits.as_ref()) else { return };
-        // The kernel may have no hashes of packets (`CONFIG_NFT_HASH`) or no rates (`CONFIG_NFT_LIMIT`). One counter for
-        // many connections is slow, so it is used only if the user requests a limit.
+        // The kernel may have no hashes of packets (`CONFIG_NFT_HASH`) or no rates (`CONFIG_NFT_LIMIT`). One counter
+        // for many connections is slow, so it is used only if the user requests a limit.
         let is_requested = matches!(state.max, Max::Number(_));
         let simple = limits.filter(|_| is_requested);
         let simple = simple.map(|limits| Limits { parts: 1, is_rated: false, ..limits });

@@ -9,7 +9,7 @@ use ipnetwork::IpNetwork;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The network has no pod address range yet.
+    /// The network cannot attach sandboxes now, for example because it has no pod address range yet.
     #[error("the network is not ready: {reason}")]
     NotReady {
         /// The reason.
@@ -166,7 +166,7 @@ pub enum Error {
         /// The interface's name.
         name: String,
     },
-    /// A bridge with the network's name exists and has other users.
+    /// A bridge with the configured name exists and has no mark of this program.
     #[error(
         "the bridge {name} exists and was not made by coracle: use another name (--bridge), or remove it if it is unused \
          (ip link delete {name})"

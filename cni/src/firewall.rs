@@ -2,8 +2,8 @@
 //! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). Only one process at a time can hold the lock. Each
-//! process reads the claims of the other processes, and detects whether another process was killed between the write of
-//! a claim and the update of the table. A single process (the node) keeps all claims in memory.
+//! process reads the claims of the other processes. It also detects whether another process was killed between the
+//! write of a claim and the update of the table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;
@@ -206,8 +206,8 @@ impl Firewall {
         for (_, claim) in gone {
             state.redirected.extend(content(claim).connectionless());
         }
-        // Interfaces are closed before the rules that protect them are removed. The recorded state of the table does not
-        // matter.
+        // Interfaces are closed before the rules that protect them are removed. The recorded state of the table does
+        // not matter.
         for interface in gone.iter().filter_map(|(_, claim)| claim.opened.as_ref()) {
             if !state.claims.ledger.opens(interface) {
                 sysctl::route_localnet(interface, false)?;

@@ -180,8 +180,8 @@ impl Links {
             message = message.append_info_data(InfoBridge::VlanFiltering(true));
         }
         if wanted.ours {
-            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping, each
-            // port that is set up makes the kernel set the query timers of all ports again.
+            // Without a querier the bridge sends multicast to all ports, with snooping or without it. With snooping,
+            // each port that is set up makes the kernel set the query timers of all ports again.
             message = message.append_info_data(InfoBridge::MulticastSnooping(false));
         }
         let is_new = match self.handle.link().add(message.build()).execute().await {
@@ -195,10 +195,10 @@ impl Links {
         Ok((self.get(name).await?, is_new))
     }
 
-    /// Makes a veth pair with one end here and the other end inside the sandbox, so that the name of the inner end
-    /// cannot collide with a name of the host. Returns only name, index and hardware address of the host's end, without
-    /// a query of the kernel. A query of a link that is up while its peer is down makes the kernel stop the link's
-    /// queues, which takes a grace period under a global lock.
+    /// Makes a veth pair with one end on the host and the other end inside the sandbox. The inner end is made there, so
+    /// its name cannot collide with a name of the host. Returns only name, index and hardware address of the host's
+    /// end, without a query of the kernel. If a link is up and its peer is down, a query makes the kernel stop the
+    /// link's queues. This takes an RCU grace period under the kernel's lock of links (RTNL).
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         let host_mac = pair.host_mac.unwrap_or_else(random_mac);
         if !pair.make(host_mac, netns).await? {

@@ -56,7 +56,7 @@ impl NameLocks {
     /// Locks these names.
     ///
     /// # Errors
-    /// [`Error::NameInUse`] when another process holds one of the locks.
+    /// [`Error::NameInUse`] when another process holds one of the locks. [`Error::Name`] when a lock cannot be taken.
     pub(crate) async fn take(wanted: &[SharedName<'_>]) -> Result<Self, Error> {
         Self::take_in(Path::new(DIRECTORY), wanted).await
     }

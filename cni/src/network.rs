@@ -115,9 +115,9 @@ impl Network {
     /// [`set_pod_cidrs`](Self::set_pod_cidrs) makes the default network.
     ///
     /// # Errors
-    /// When another network of this network namespace has the same bridge or table, or the state directory or
-    /// a netlink socket cannot be opened. The call waits for a network that is about to end. An unusable configuration
-    /// is not an error: [`ready`](Self::ready) reports it until it is repaired.
+    /// When another network of this network namespace has the same bridge or table. Also when the state directory or a
+    /// netlink socket cannot be opened. The call waits for a network that is about to end. An unusable configuration is
+    /// not an error: [`ready`](Self::ready) reports it until it is repaired.
     pub async fn open(config: NetworkConfig) -> Result<Self, Error> {
         let names = [
             SharedName { kind: "bridge", name: &config.bridge, setting: "--bridge" },
@@ -298,7 +298,7 @@ impl Network {
     /// Runs CHECK of each plugin. A sandbox that was never added is not an error.
     ///
     /// # Errors
-    /// The first difference from the result of ADD.
+    /// The first difference from the result of ADD, or the first failure of a plugin.
     pub async fn check(&self, id: &str) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
         match self.inner.cache.get(id) {
@@ -314,7 +314,7 @@ impl Network {
     /// its namespace may be gone.
     ///
     /// # Errors
-    /// When a plugin fails. The call can be repeated.
+    /// When a plugin fails, or the record cannot be removed. The call can be repeated.
     pub async fn del(&self, id: &str) -> Result<(), Error> {
         match self.inner.cache.get(id) {
             Some(entry) => self.release_attachment(&entry).await,

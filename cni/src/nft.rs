@@ -327,8 +327,8 @@ impl Table<'_> {
         }
     }
 
-    /// Prepares a chain for rules of these interfaces: creates, flushes or deletes the chain. Returns whether the rules have
-    /// to be written.
+    /// Prepares a chain for rules of these interfaces: creates, flushes or deletes the chain. Returns whether the rules
+    /// have to be written.
     fn rewrite(
         &mut self,
         chain: BaseChain<'_>,

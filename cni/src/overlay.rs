@@ -163,7 +163,8 @@ pub struct Overlay {
     /// Whether the kernel's tables are as planned. False after an error or a foreign change.
     known: bool,
     uplinks: Vec<Uplink>,
-    /// Whether [`foreign_change`](Self::foreign_change) was cancelled between the first and the last related notification.
+    /// Whether [`foreign_change`](Self::foreign_change) was cancelled between the first and the last related
+    /// notification.
     notified: bool,
     /// Whether a notification concerned an uplink.
     uplink_changed: bool,
@@ -188,11 +189,11 @@ impl PeerKind {
 // === impl Overlay ===
 
 impl Overlay {
-    /// Opens sockets, and checks the kernel's support for VXLAN if it is configured. Changes nothing in the kernel. Must be
-    /// called within a tokio runtime.
+    /// Opens sockets, and checks the kernel's support for VXLAN if it is configured. Changes nothing in the kernel.
+    /// Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// When the interface name is invalid, or a netlink socket cannot be opened.
+    /// When the interface name or the route protocol number is invalid, or a netlink socket cannot be opened.
     pub fn open(mut config: OverlayConfig) -> Result<Self, OverlayError> {
         let names = names(&config.interface)?;
         // `RTPROT_STATIC` and below (linux/rtnetlink.h).
@@ -219,11 +220,11 @@ impl Overlay {
         })
     }
 
-    /// Locks the names of interface and route protocol number in the network namespace, so that no other overlay
-    /// removes the device and routes of this overlay. Waits for an overlay that is about to end.
+    /// Locks the interface name and the route protocol number in the network namespace. So no other overlay removes the
+    /// devices and routes of this overlay. Waits for an overlay that is about to end.
     ///
     /// # Errors
-    /// When another overlay has the same interface name or number.
+    /// When another overlay has the same interface name or number, or a lock cannot be taken.
     pub async fn lock_names(&mut self) -> Result<(), OverlayError> {
         let number = self.config.route_protocol.to_string();
         let interface = &self.config.interface;
@@ -268,8 +269,8 @@ impl Overlay {
     /// full packets do not reach. A repeated call repairs the tables.
     ///
     /// # Errors
-    /// When no interface has an address of the node, a foreign interface has the overlay's name or VNI, or the kernel
-    /// refuses a change. All other changes are made.
+    /// When no interface has an address of the node, or a socket fails. Also when a foreign interface has the overlay's
+    /// name or VNI, or the kernel refuses a change: then all other changes are made.
     pub fn apply(
         &mut self,
         local: &Local,
@@ -316,8 +317,8 @@ impl Overlay {
         Ok(applied)
     }
 
-    /// Waits until another process changed the overlay's objects in the kernel, or an uplink's state such as its MTU. The
-    /// next [`apply`](Self::apply) compares all tables. Cancel safe.
+    /// Waits until another process changed the overlay's objects in the kernel, or an uplink's state such as its MTU.
+    /// The next [`apply`](Self::apply) compares all tables. Cancel safe.
     pub async fn foreign_change(&mut self) {
         let Self { kernel, monitor, plan, .. } = self;
         if !self.notified {

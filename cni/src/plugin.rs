@@ -1,5 +1,5 @@
-//! Our own plugins. Their code runs in the node's process, also for lists that contain other executables, and in our own
-//! executables.
+//! Our own plugins. Their code runs in the node's process, also for lists that contain other executables, and in our
+//! own executables.
 
 use futures::future::BoxFuture;
 

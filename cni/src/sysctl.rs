@@ -1,5 +1,5 @@
-//! Sysctls that a pod network needs. Most are written only if they differ, because writing some of them has side effects
-//! (`ip_forward` resets per-interface settings).
+//! Sysctls that a pod network needs. Most are written only if they differ, because writing some of them has side
+//! effects (`ip_forward` resets per-interface settings).
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -114,9 +114,10 @@ pub fn filters_bridges() -> bool {
     Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists()
 }
 
-/// Enables IPv6 forwarding, and keeps the node's default route. With forwarding the kernel ignores router advertisements
-/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces that have or
-/// may get such a route are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
+/// Enables IPv6 forwarding, and keeps the node's default route. With forwarding the kernel ignores router
+/// advertisements unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces that
+/// have or may get such a route are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a
+/// router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");
     let forwarding = all.join("all/forwarding");

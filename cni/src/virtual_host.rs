@@ -105,8 +105,8 @@ impl HostNetwork {
         Ok(())
     }
 
-    /// Whether another table of this machine, such as Docker's, drops forwarded packets. Then the hosts cannot reach other
-    /// networks.
+    /// Whether another table of this machine, such as Docker's, drops forwarded packets. Then the hosts cannot reach
+    /// other networks.
     ///
     /// # Errors
     /// When nftables fails.

@@ -11,8 +11,8 @@
 //! - clients are served in round-robin order, so that a flood of one client delays no other client;
 //! - connections and forwarded queries are limited, in total and for each client; cached answers are limited in total;
 //! - the cost of a query has a limit that neither other servers nor the authors of Services can exceed: a reply by UDP
-//!   is built up to its maximum size, and large messages are decoded, built and encoded one after the other, in turns
-//!   of the clients.
+//!   is built up to its maximum size. Large messages are decoded, built and encoded one at a time, and the clients take
+//!   turns.
 
 mod answer;
 mod cache;

@@ -78,7 +78,7 @@ pub(crate) struct Pending {
     question: Question,
 }
 
-/// What a reply needs: the zone and the other servers.
+/// The sources of the records of a reply: the zone, and the servers to which queries for other names are forwarded.
 #[derive(Clone, Copy)]
 pub(crate) struct Sources<'a> {
     pub(crate) zone: &'a Zone,

@@ -39,7 +39,8 @@ pub(crate) struct Answer {
     pub(crate) code: ResponseCode,
     pub(crate) records: Vec<Record>,
     pub(crate) additionals: Vec<Record>,
-    /// The target of an alias outside the zone. The addresses of this name must be added to the answer.
+    /// The target of the alias in `records`, inside or outside the zone. The addresses of this name must be added to
+    /// the answer.
     pub(crate) alias: Option<Name>,
 }
 

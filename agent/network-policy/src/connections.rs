@@ -41,8 +41,8 @@ pub struct ConnectionCounts {
 /// period, and no transaction begins during the wait.
 ///
 /// # Errors
-/// When the kernel refuses to list or to mark connections. The other connections are still checked; the first error is
-/// returned.
+/// When the kernel refuses to count connections: then no connection is checked. When it refuses to list or to mark
+/// connections: then the other connections are still checked, and the first error is returned.
 pub fn mark_connections(
     channel: &mut Channel,
     addresses: Option<&BTreeSet<IpAddr>>,

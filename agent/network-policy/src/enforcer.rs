@@ -37,7 +37,7 @@ impl Enforcer {
     /// An enforcer of this table. Nothing is changed before the first [`replace`](Self::replace).
     ///
     /// # Errors
-    /// When the kernel has no nftables.
+    /// When a netfilter netlink socket cannot be opened.
     pub fn open(table: &str) -> Result<Self, TableError> {
         let channel = Channel::open().map_err(TableError::Socket)?;
         Ok(Self { table: table.to_owned(), channel, is_tiered: false, own_node: OwnNode::default() })

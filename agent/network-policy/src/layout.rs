@@ -13,7 +13,7 @@
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
 //! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
 //! with the action Pass gets no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel
-//! validates every path through the chains, and the number of paths would be the product of the numbers of pods and
+//! validates every path through the chains. The number of paths would be the product of the numbers of pods and
 //! policies of both tiers. At the end of `egress` and `ingress`, packets of a pod that no NetworkPolicy selects enter
 //! the group of the pod's baseline policies. Base chains at the hook `input` filter packets of pods to their own node,
 //! see [`own_node`].

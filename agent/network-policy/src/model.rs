@@ -435,9 +435,9 @@ fn entry_policies(entry: Option<&PodEntry>, stage: Stage) -> Vec<u64> {
     entry.and_then(|entry| entry.policies.get(&stage)).cloned().unwrap_or_default()
 }
 
-/// The elements of a pod's address in a tier and direction in which policies select the pod. NetworkPolicies never forbid
-/// packets of a pod to itself. Such packets reach the table only through a service; policies of administrators apply to
-/// them.
+/// The elements of a pod's address in a tier and direction in which policies select the pod. NetworkPolicies never
+/// forbid packets of a pod to itself. Such packets reach the table only through a service; policies of administrators
+/// apply to them.
 fn claims(stage: Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
     let Stage { tier, direction } = stage;
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];

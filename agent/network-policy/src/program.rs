@@ -30,7 +30,8 @@ pub(crate) enum Set {
 /// Names of chains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Chain {
-    /// Jumps to all policies of a tier that select the same pods. Packets on which no NetworkPolicy decides are dropped.
+    /// Jumps to all policies of a tier that select the same pods. Packets on which no NetworkPolicy decides are
+    /// dropped.
     Group(u64),
     /// Rules of a policy in one direction.
     Policy(u64, Direction),
@@ -150,8 +151,8 @@ impl Set {
 // === impl Program ===
 
 impl Program {
-    /// Adds a chain, or replaces its lines. After a replacement, the caller passes the addresses of the pods whose packets
-    /// enter the chain to [`concern`](Self::concern).
+    /// Adds a chain, or replaces its lines. After a replacement, the caller passes the addresses of the pods whose
+    /// packets enter the chain to [`concern`](Self::concern).
     pub(crate) fn put_chain(&mut self, chain: Chain, lines: Lines) {
         let before = self.chains.insert(chain, lines);
         self.previous.chains.entry(chain).or_insert(before);
@@ -281,9 +282,9 @@ impl Changes {
     }
 
     /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
-    /// the elements of its two addresses, on the chains of the pods that have these addresses, and on ranges that are
-    /// never changed. New sets are left out: only new and changed chains refer to them. A new chain applies to a pod
-    /// only after an element of the pod, or a chain of the pod, has changed.
+    /// the elements of its two addresses and on the chains of the pods that have these addresses. It also depends on
+    /// ranges, but these never change. New sets are left out: only new and changed chains refer to them. A new chain
+    /// applies to a pod only after an element of the pod, or a chain of the pod, has changed.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));

@@ -146,9 +146,9 @@ impl Rules {
         }
     }
 
-    /// Whether the policy restricts the direction for a pod. `namespace` has the labels of the pod's namespace. A policy
-    /// without a namespace selector restricts only pods of its own namespace. For such a policy, the caller passes only
-    /// pods of this namespace.
+    /// Whether the policy restricts the direction for a pod. `namespace` has the labels of the pod's namespace. A
+    /// policy without a namespace selector restricts only pods of its own namespace. For such a policy, the caller
+    /// passes only pods of this namespace.
     pub(crate) fn restricts(&self, direction: Direction, pod: &PodFacts, namespace: Option<&Labels>) -> bool {
         let is_in = match &self.subject.namespaces {
             Namespaces::Own => true,

@@ -69,8 +69,8 @@ impl Pod {
         })
     }
 
-    /// Whether a message with the type of a neighbour solicitation and with data arrives at another pod, in each family.
-    /// The message has a hop limit below 255, like packets that a router has forwarded.
+    /// Whether a message with the type of a neighbour solicitation and with data arrives at another pod, in each
+    /// family. The message has a hop limit below 255, like packets that a router has forwarded.
     fn reaches_by_solicitation(&self, other: &Self) -> [bool; 2] {
         const MESSAGE: &[u8] = b"\x87\0\0\0hidden";
         [(0, AddressFamily::Inet), (1, AddressFamily::Inet6)].map(|(number, family)| {

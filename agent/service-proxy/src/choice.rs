@@ -11,8 +11,9 @@ use std::sync::Arc;
 use crate::endpoints::Target;
 
 /// Maximum targets of a service port in the map that all services share. A power of two. The kernel compares the name
-/// of a new set with the names of all sets of the table, even if the set belongs to one rule (an anonymous set). With a
-/// set for each service, the time to program services would grow with the square of their number.
+/// of a new set with the names of all sets of the table. It also does this for a set that belongs to one rule (an
+/// anonymous set). With a set for each service, the time to program services would grow with the square of their
+/// number.
 pub(crate) const SHARED_MAX: usize = 4096;
 
 /// Number of rules that choose among all slots. More than 3/8 of the slots are in use, so at most 2.4 % of the packets
@@ -57,8 +58,8 @@ impl Choice {
             }
         }
         let targets: Arc<[Target]> = numbered.into_iter().flatten().collect();
-        // The slots stay the same in a range, so that a service whose number of targets goes up and down by a few does
-        // not get another chain each time.
+        // While the number of targets stays in a range, the slots stay the same. So a service that gains and loses a
+        // few targets does not get another chain each time.
         let is_kept = targets.len() <= former.slots && 8 * targets.len() > 3 * former.slots;
         let slots = if is_kept { former.slots } else { targets.len().next_power_of_two() };
         Self { slots, targets }

@@ -112,8 +112,8 @@ fn available(
     if ready.is_empty() { those(|of| of.is_serving() && of.is_terminating()) } else { ready }
 }
 
-/// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints or is not ready, or if
-/// no endpoint has a hint for this node or zone.
+/// The endpoints whose hints name this node or its zone. `None` if a usable endpoint has no hints or is not ready, or
+/// if no endpoint has a hint for this node or zone.
 fn preferred_by_hints(
     all: &BTreeMap<Target, Candidate<'_>>,
     usable: &[Target],

@@ -30,7 +30,7 @@ pub struct NodeView {
     /// UDP port of the overlay. Packets of pods to this port are dropped. The kernel cannot distinguish them from
     /// packets of other nodes, and would deliver the inner packet with any source address.
     pub overlay_port: Option<u16>,
-    /// Addresses of this node. If the status of a load balancer has one of these addresses, the node accepts packets for
-    /// the load balancer at all these addresses.
+    /// Addresses of this node. If the status of a load balancer has one of these addresses, the node accepts packets
+    /// for the load balancer at all these addresses.
     pub addresses: Vec<IpAddr>,
 }

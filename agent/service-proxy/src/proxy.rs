@@ -69,7 +69,7 @@ impl Proxy {
     /// A proxy with this table. The kernel is not changed before the first [`replace`](Self::replace).
     ///
     /// # Errors
-    /// When the kernel has no nftables.
+    /// When a netfilter netlink socket cannot be opened.
     pub fn open(table: &str, node: NodeView) -> Result<Self, TableError> {
         Ok(Self {
             table: table.to_owned(),

@@ -183,7 +183,8 @@ impl Conditions {
         self.ready.unwrap_or(true)
     }
 
-    /// Whether the endpoint would be ready if it were not terminating. An absent value means [`is_ready`](Self::is_ready).
+    /// Whether the endpoint would be ready if it were not terminating. An absent value means
+    /// [`is_ready`](Self::is_ready).
     #[must_use]
     pub fn is_serving(self) -> bool {
         self.serving.unwrap_or_else(|| self.is_ready())

@@ -160,8 +160,8 @@ impl Tables {
         is_used.then_some(&self.unready)
     }
 
-    /// Records whether the pod of this node with the address is ready. For an address without a record the slices decide.
-    /// Returns the services whose endpoints change.
+    /// Records whether the pod of this node with the address is ready. For an address without a record the slices
+    /// decide. Returns the services whose endpoints change.
     pub fn set_ready(&mut self, address: IpAddr, is_ready: bool) -> Vec<Key> {
         let is_changed = if is_ready { self.unready.remove(&address) } else { self.unready.insert(address) };
         if !is_changed {
@@ -253,7 +253,8 @@ impl Tables {
         Some(service)
     }
 
-    /// Adds the stored services of an earlier run, unless a list of services was received. The first list replaces them.
+    /// Adds the stored services of an earlier run, unless a list of services was received. The first list replaces
+    /// them.
     pub fn put_stored(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
         if !self.services_listed {
             all.into_iter().for_each(|service| drop(self.put_service(service)));
@@ -270,8 +271,8 @@ impl Tables {
         }
     }
 
-    /// Adds or replaces stored slices of an earlier run, unless a list of slices was received. The first list replaces them.
-    /// Returns the services whose slices changed.
+    /// Adds or replaces stored slices of an earlier run, unless a list of slices was received. The first list replaces
+    /// them. Returns the services whose slices changed.
     pub fn put_stored_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
         let mut changed = BTreeSet::new();
         if self.slices_listed {

@@ -107,8 +107,8 @@ fn value(text: &str, name: &str) -> Option<u64> {
     lines.find(|(known, _)| *known == name)?.1.trim().parse().ok()
 }
 
-/// The directories of a process's cgroup, from its `/proc/PID/cgroup` and the mounts. None for the root cgroup, and for a
-/// cgroup outside of the mounts (cgroup_namespaces(7)).
+/// The directories of a process's cgroup, from its `/proc/PID/cgroup` and the mounts. None for the root cgroup, and for
+/// a cgroup outside of the mounts (cgroup_namespaces(7)).
 pub(super) fn own_directories(
     text: &str,
     mounts: &BTreeMap<String, PathBuf>,

@@ -109,7 +109,8 @@ pub(super) fn quarantine(path: &Path, error: &dyn Display) {
 /// Removes a record and its `*.bad` copy, if they exist.
 ///
 /// # Errors
-/// As unlink(2) for the record, unless it is absent. An error of the copy is only logged, because no start reads the copy.
+/// As unlink(2) for the record, unless it is absent. An error of the copy is only logged, because no start reads the
+/// copy.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let copy = path.with_extension("bad");
     if let Err(error) = remove_file(&copy) {

@@ -1,5 +1,5 @@
-//! The metrics `rest_client_*`: requests to API servers over the network. Requests to an API server in this process are not
-//! counted.
+//! The metrics `rest_client_*`: requests to API servers over the network. Requests to an API server in this process are
+//! not counted.
 //!
 //! Source of names, labels and buckets: `component-base/metrics/prometheus/restclient`.
 

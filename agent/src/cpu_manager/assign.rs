@@ -208,8 +208,9 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes the rest of a request from one cache, from the fewest cores that could satisfy it. Takes nothing if the number
-    /// of free CPUs of these cores differs from the request. Only an odd request may leave one thread of a core free.
+    /// Takes the rest of a request from one cache, from the fewest cores that could satisfy it. Takes nothing if the
+    /// number of free CPUs of these cores differs from the request. Only an odd request may leave one thread of a core
+    /// free.
     fn take_from_cache(&mut self, cache: u32) {
         let per_core = self.topology.per_part(Level::Core).max(1);
         let cores: BTreeSet<u32> =

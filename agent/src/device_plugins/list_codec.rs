@@ -1,7 +1,7 @@
 //! The codec of the lists of devices that a plugin sends. The codec counts the devices while it decodes them.
 //!
-//! The generated code decodes a list as a whole. A list of 4 MiB can have two million empty devices, which would take up
-//! to 300 MB of memory before they are refused.
+//! The generated code decodes a list as a whole. A list of 4 MiB can have two million empty devices, which would take
+//! up to 300 MB of memory before they are refused.
 
 use bytes::Buf;
 use coracle_proto::device_plugin as api;

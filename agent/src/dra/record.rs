@@ -1,7 +1,8 @@
-//! Durable records of the claims that pods on this node use: one file for each claim, `<state>/agent/claims/<uid>.json`.
+//! Durable records of the claims that pods on this node use: one file for each claim,
+//! `<state>/agent/claims/<uid>.json`.
 //!
-//! A record is written before its claim is prepared, and removed after the claim is unprepared. So a claim that a driver
-//! may have prepared always has a record.
+//! A record is written before its claim is prepared, and removed after the claim is unprepared. So a claim that a
+//! driver may have prepared always has a record.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;

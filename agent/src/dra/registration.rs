@@ -184,8 +184,8 @@ impl Registry {
                     tracing::info!(socket = %socket.display(), "the connection to a driver has ended");
                     backoff.reset();
                 }
-                // The back-off is not reset. Otherwise two plugins that register for the same resource would replace each
-                // other all the time.
+                // The back-off is not reset. Otherwise two plugins that register for the same resource would replace
+                // each other all the time.
                 Ok(Accepted::DevicePlugin(ended)) => ended.await,
                 Err(error) => {
                     let error = chain(&error);

@@ -28,8 +28,8 @@ const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// After the end of a certificate, its replacement is awaited for this time before an error is logged.
 const EXPIRY_GRACE: Duration = Duration::from_secs(5);
-/// Minimum time between two rotations, or a quarter of the validity if that is shorter. With a clock that is ahead, every
-/// new certificate would be due at once.
+/// Minimum time between two rotations, or a quarter of the validity if that is shorter. With a clock that is ahead,
+/// every new certificate would be due at once.
 const MIN_ROTATION_INTERVAL: Duration = Duration::from_secs(15 * 60);
 /// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);

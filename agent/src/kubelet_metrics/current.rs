@@ -11,7 +11,8 @@ pub(crate) struct Current(pub(super) Vec<MetricFamily>);
 // === impl Current ===
 
 impl Current {
-    /// Adds a gauge with its samples: values of the labels, and the sample's value. A gauge without samples is left out.
+    /// Adds a gauge with its samples: values of the labels, and the sample's value. A gauge without samples is left
+    /// out.
     pub(crate) fn gauge<const N: usize>(
         &mut self,
         name: &str,

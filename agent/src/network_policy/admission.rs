@@ -27,8 +27,8 @@ struct Waiting {
 // === impl Admitted ===
 
 impl Admitted {
-    /// Adds a pod or replaces its addresses. `done` is answered when its policies are in the kernel. Returns the facts with
-    /// the position of the sandbox.
+    /// Adds a pod or replaces its addresses. `done` is answered when its policies are in the kernel. Returns the facts
+    /// with the position of the sandbox.
     pub(super) fn add(&mut self, mut facts: PodFacts, done: oneshot::Sender<()>) -> PodFacts {
         self.count += 1;
         facts.sandbox = self.count;

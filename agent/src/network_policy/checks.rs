@@ -1,5 +1,5 @@
-//! Checks of open connections after changes of policies. A check runs on a thread of its own, so that later changes do not
-//! wait for it.
+//! Checks of open connections after changes of policies. A check runs on a thread of its own, so that later changes do
+//! not wait for it.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -138,15 +138,15 @@ impl Checks {
         }
     }
 
-    /// Returns after the end of a check, or after the start of a check that was due. Waits forever if no check runs or is
-    /// due. Cancel safe.
+    /// Returns after the end of a check, or after the start of a check that was due. Waits forever if no check runs or
+    /// is due. Cancel safe.
     pub(super) async fn next(&mut self) {
         if let Some(running) = &mut self.running {
             let outcome = running.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
             self.running = None;
             return self.end(outcome);
         }
-        // A check that is due waits for the end of a rest.
+        // A check that is due waits for the end of the delay after the previous check.
         until(self.delayed_until.filter(|_| self.due.is_some())).await;
         self.delayed_until = None;
         self.start();

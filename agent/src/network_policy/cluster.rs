@@ -53,7 +53,8 @@ struct Kind {
     failure: Option<String>,
     /// Names of the list that is being received.
     listed: HashSet<String>,
-    /// Whether the policies are known: all were listed once, or the kind did not exist.
+    /// Whether the policies are known: all were listed once, the kind did not exist, or the node is not permitted to
+    /// read it.
     is_complete: bool,
     /// Unique ids and generations of policies whose problems were reported.
     reported: HashMap<String, (Option<String>, Option<i64>)>,

@@ -38,7 +38,8 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(2);
 /// The content of the record.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct StoredPolicies {
-    /// Namespaces of this node's pods with their labels. The record has all of their policies.
+    /// Namespaces of this node's pods with their labels. The record has all policies of a namespace, or none if they
+    /// are larger than [`NAMESPACE_MAX`].
     namespaces: BTreeMap<String, Labels>,
     policies: Vec<NetworkPolicy>,
 }
@@ -133,7 +134,7 @@ impl PolicyRecord {
         self.due.get_or_insert_with(|| Instant::now() + WRITE_AFTER);
     }
 
-    /// Cancels the next write, because a list has begun. The end of the list schedules a write.
+    /// Cancels the next write, because the first lists are not complete. The end of a list schedules a write.
     pub(super) fn cancel(&mut self) {
         self.due = None;
     }
@@ -226,7 +227,8 @@ impl PolicyRecord {
         }
     }
 
-    /// Adds stored policies to a model. The API server may have sent the first part of a list, whose policies are newer.
+    /// Adds stored policies to a model. The API server may have sent the first part of a list, whose policies are
+    /// newer.
     pub(super) fn use_stored(&mut self, stored: StoredPolicies, model: &mut Model) {
         for (name, labels) in stored.namespaces {
             model.put_namespace(&name, labels);

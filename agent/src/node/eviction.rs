@@ -147,7 +147,7 @@ impl MinimumReclaim {
 }
 
 impl Default for EvictionThresholds {
-    /// The kubelet's defaults, and 5 % of the process IDs, for which the kubelet has no default.
+    /// The kubelet's defaults of these signals, and 5 % of the process IDs, for which the kubelet has no default.
     fn default() -> Self {
         Self {
             memory_available: Threshold::Amount(100 << 20),

@@ -1,8 +1,8 @@
 //! Readiness of the pod network, by the CNI operation STATUS: a node whose network cannot take pods is not Ready.
 //!
-//! External plugins are polled once in each renewal interval of the lease, as a kubelet polls a runtime. Built-in plugins are
-//! called when the result may have changed: after a failed attachment, after a change of the network, and while they
-//! reject pods.
+//! External plugins are polled once in each renewal interval of the lease, as a kubelet polls a runtime. Built-in
+//! plugins are called when the result may have changed: after a failed attachment, after a change of the network, and
+//! while they reject pods.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -146,7 +146,8 @@ impl MachineLevels {
     }
 
     /// Whether less than one and a half times a threshold is available, and the amount is falling. `before` has the
-    /// amounts of the last measurement. A low but constant amount does not count, because it is normal on a small machine.
+    /// amounts of the last measurement. A low but constant amount does not count, because it is normal on a small
+    /// machine.
     pub(crate) fn is_near(&self, before: &Self, thresholds: &EvictionThresholds) -> bool {
         let memory = thresholds.memory_available;
         self.memory.is_near(before.memory, memory)

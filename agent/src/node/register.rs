@@ -214,8 +214,8 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
     }
 }
 
-/// Measures the resources of the node, and returns the conditions of pressure. This function never ends a condition. Only
-/// the eviction task does, because it knows whether the minimum is reclaimed.
+/// Measures the resources of the node, and returns the conditions of pressure. This function never ends a condition.
+/// Only the eviction task does, because it knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
     let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds, false).is_some();

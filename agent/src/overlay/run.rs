@@ -28,8 +28,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Delay before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
 /// first.
 const TEST_DELAY: Duration = Duration::from_millis(300);
-/// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs two
-/// answers that a port is closed. By default a kernel sends at most 1000 of these a second (icmp_msgs_per_sec).
+/// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs
+/// two answers that a port is closed. By default a kernel sends at most 1000 of these a second (icmp_msgs_per_sec).
 const TEST_SPACING: Duration = Duration::from_millis(4);
 
 /// The overlay with its inputs and outputs.

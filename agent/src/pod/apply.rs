@@ -48,7 +48,7 @@ pub(crate) enum Report {
     /// Sandbox, claims or volumes cannot be created now. The value is a key of `WorkerState::pod_retries`.
     NotPrepared(&'static str),
     SandboxMade,
-    /// The pull of this container's image has been running since the sandbox was created.
+    /// The pull of this container's image was started before the creation of the sandbox.
     Pulling {
         container: String,
         pull: PullTask,

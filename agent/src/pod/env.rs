@@ -104,7 +104,8 @@ pub(crate) fn environment(
     Ok(env.order.into_iter().filter_map(|name| env.values.remove_entry(&name)).collect())
 }
 
-/// Replaces `$(NAME)` by its value. `$$` becomes `$`; unknown names stay unchanged. The result has at most `most` bytes.
+/// Replaces `$(NAME)` by its value. `$$` becomes `$`; unknown names stay unchanged. The result has at most `most`
+/// bytes.
 pub(crate) fn expand<'a>(
     text: &str,
     most: usize,

@@ -6,8 +6,9 @@
 //! Rounds are more frequent while available memory, process IDs or disk space fall towards their thresholds. A round
 //! also starts when tasks wait for memory.
 //!
-//! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted at a
-//! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
+//! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted
+//! at a time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops
+//! the pod.
 
 mod disk;
 mod due_times;
@@ -189,7 +190,8 @@ impl Eviction {
         pods
     }
 
-    /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its disk.
+    /// Measures the resources of the node, and updates the conditions. Returns the shortages of the machine and of its
+    /// disk.
     fn find_shortages(&mut self, now: Instant) -> (Option<Due<MachineShortage>>, Option<Due<DiskShortage>>) {
         let config = &self.node.config;
         let (hard, soft) = (config.eviction, config.eviction.as_soft());

@@ -12,8 +12,8 @@ use super::resize_state::KernelLimits;
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, ObservedSandbox};
 use crate::runtime::{Runtime, RuntimeError};
 
-/// Observes the pod with this uid. `known` is its last observation: the status of ended containers and the addresses of
-/// ready sandboxes do not change, so they are not requested again.
+/// Observes the pod with this uid. `known` is its last observation. The status of a container is requested again only
+/// if its state has changed or is unknown, and the addresses of a sandbox only when it becomes ready.
 pub(crate) async fn observe(
     runtime: &dyn Runtime,
     uid: &str,
@@ -97,8 +97,8 @@ async fn sandbox_status(runtime: &dyn Runtime, id: &str) -> Result<cri::PodSandb
     Ok(runtime.pod_sandbox_status(request).await?.status.unwrap_or_default())
 }
 
-/// Adds the addresses of a listed sandbox. Its state is taken from the same response: the sandbox may have stopped after
-/// the list, and some runtimes report no addresses of a stopped sandbox.
+/// Adds the addresses of a listed sandbox. Its state is taken from the same response: the sandbox may have stopped
+/// after the list, and some runtimes report no addresses of a stopped sandbox.
 fn note_status(sandbox: &mut ObservedSandbox, status: cri::PodSandboxStatus) {
     sandbox.ready = status.state() == cri::PodSandboxState::SandboxReady;
     let network = status.network.unwrap_or_default();

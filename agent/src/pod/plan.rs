@@ -34,7 +34,7 @@ pub(crate) enum Action {
     /// Stop and remove all containers, so that the pod starts again with its init containers, in the same sandbox. The
     /// triggers are removed last: while they exist, a restarted agent knows that the restart is not complete.
     RestartAll { others: Vec<String>, triggers: Vec<String> },
-    /// Stop one container that must not continue.
+    /// Stop one container while the pod continues.
     Stop { id: String, name: String, grace: i64, why: String },
     /// Change the limits of the pod's cgroup and of these running containers. `before` has the resources that the
     /// containers have now.
@@ -43,8 +43,8 @@ pub(crate) enum Action {
     RemoveContainers(Vec<String>),
     /// Remove stopped sandboxes without containers.
     RemoveSandboxes(Vec<String>),
-    /// The pod has ended but its object exists: stop the sandboxes that this agent has not stopped, unmount its volumes,
-    /// remove its cgroup.
+    /// The pod has ended but its object exists: stop the sandboxes that this agent has not stopped, unmount its
+    /// volumes, remove its cgroup.
     Release { unstopped: Vec<String> },
     /// Mark the pod as failed with this reason.
     FailPod(Verdict),

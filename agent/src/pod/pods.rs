@@ -26,7 +26,7 @@ pub(crate) struct Pods {
 #[derive(Debug, Default)]
 struct State {
     by_uid: HashMap<String, Entry>,
-    /// Pods that are neither rejected nor ended, and their requests.
+    /// Number of pods that are neither rejected nor ended. `requested` is the sum of their requests.
     pods: usize,
     requested: Amount,
     /// Other resources that these pods request, see [`other_requests`], by name.
@@ -72,8 +72,8 @@ impl Pods {
         self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
     }
 
-    /// Requests of CPU and memory, and host ports, of all pods that have not ended, except the pod with this uid. The amounts
-    /// of other resources are left out, see [`other_resources_used`](Self::other_resources_used).
+    /// Requests of CPU and memory, and host ports, of all pods that have not ended, except the pod with this uid. The
+    /// amounts of other resources are left out, see [`other_resources_used`](Self::other_resources_used).
     pub(crate) fn used_by_others(&self, uid: &str) -> UsedResources {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);

@@ -1,7 +1,7 @@
 //! Selection of the pods that end so that a critical pod fits on the node. Pure.
 //!
-//! Source: `pkg/kubelet/preemption/preemption.go`. As few pods of a group as possible end. Upstream's groups are the QoS
-//! classes. Here the pods of the lowest priority end first, and among these the pods of the lowest class.
+//! Source: `pkg/kubelet/preemption/preemption.go`. As few pods of a group as possible end. Upstream's groups are the
+//! QoS classes. Here the pods of the lowest priority end first, and among these the pods of the lowest class.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,6 @@
-//! Liveness, readiness and startup probes: one task for each running container with probes. Only a changed result
-//! wakes the pod's worker. While a pod ends, only readiness is probed: proxies send traffic to a terminating endpoint as
-//! long as it is ready.
+//! Liveness, readiness and startup probes: one task for each running container with probes. Only a changed result wakes
+//! the pod's worker. While a pod ends, only readiness is probed: proxies send traffic to a terminating endpoint as long
+//! as it is ready.
 
 mod grpc;
 pub(crate) mod http;

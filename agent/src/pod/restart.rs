@@ -85,7 +85,8 @@ impl<'a> Exits<'a> {
     }
 
     /// Whether an ended container starts again regardless of its exit code and rules. This is the case if the agent
-    /// stopped the container for a resize or another image, or because a probe failed and the policy is not Never.
+    /// stopped the container for a resize or another image. It is also the case after a failed probe, unless the policy
+    /// is Never.
     pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
         if observed.exit().is_none() {
             return false;

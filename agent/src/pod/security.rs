@@ -151,7 +151,7 @@ pub(crate) fn container(
     })
 }
 
-/// A loaded profile is referenced by name.
+/// The AppArmor profile of a container. `localhostProfile` is the name of a profile that is loaded in the kernel.
 fn apparmor(profile: &AppArmorProfile) -> cri::SecurityProfile {
     match (profile.type_.as_str(), &profile.localhost_profile) {
         ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),

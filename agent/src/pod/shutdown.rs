@@ -23,8 +23,8 @@ use times::ShutdownTimes;
 
 /// The message in the status of an ended pod. The text is upstream's.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
-/// Maximum time for which an agent that has just started waits until it knows its pods. Manifests of static pods may be on a
-/// server that does not respond.
+/// Maximum time for which an agent that has just started waits until it knows its pods. Manifests of static pods may be
+/// on a server that does not respond.
 const KNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of the checks whether pods have ended.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -45,8 +45,8 @@ impl MachineShutdown {
         Self { node, node_object, requested: HashSet::new() }
     }
 
-    /// Waits until the machine shuts down, and ends the pods. Returns when all pods have ended, or when their periods are
-    /// over.
+    /// Waits until the machine shuts down, and ends the pods. Returns when all pods have ended, or when their periods
+    /// are over.
     pub(crate) async fn run(mut self) {
         let file = times::path(&self.node.config.state_dir);
         if let Some(last) = ShutdownTimes::read(file.clone()).await {

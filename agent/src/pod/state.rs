@@ -204,8 +204,9 @@ pub(crate) struct Probed {
     pub(crate) ready: bool,
 }
 
-/// State that only the worker has. A restarted agent starts with an empty state, except for
-/// [`WorkerState::kill_requests`], [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
+/// State that only the worker has. A restarted agent restores the start time, evictions, probe results, resizes,
+/// [`WorkerState::kill_requests`], [`WorkerState::redefined`] and [`WorkerState::removed`]. Everything else, such as
+/// back-offs, starts empty.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// Time at which this node first accepted the pod.
@@ -223,7 +224,7 @@ pub(crate) struct WorkerState {
     pub(crate) crashes: KeyedBackoff,
     /// Failed pulls, by image reference.
     pub(crate) pulls: KeyedBackoff,
-    /// Starts that failed before the container was created, by container name.
+    /// Failed starts, except failed pulls, by container name.
     pub(crate) retries: KeyedBackoff,
     /// Failed creations of the sandbox or the volumes and failed resizes, by [`SANDBOX`], [`VOLUMES`] and [`RESIZE`].
     pub(crate) pod_retries: KeyedBackoff,
@@ -235,7 +236,8 @@ pub(crate) struct WorkerState {
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Ids of containers that were stopped to start again with another image.
     pub(crate) redefined: BTreeSet<String>,
-    /// Ids of the sandboxes that this agent has stopped. Other sandboxes that are not ready may have a network and a shim.
+    /// Ids of the sandboxes that this agent has stopped. Other sandboxes that are not ready may have a network and a
+    /// shim.
     pub(crate) stopped: BTreeSet<String>,
     /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,
@@ -300,7 +302,8 @@ impl WorkerState {
         self.eviction_grace.or_else(|| is_evicted.then_some(1)).map(i64::from)
     }
 
-    /// Whether containers are stopped so that they start again or must not continue.
+    /// Whether the agent stops containers: by a request to kill them, or to start them again with another image or
+    /// other resources.
     pub(crate) fn has_stops(&self) -> bool {
         !self.kill_requests.is_empty() || !self.redefined.is_empty() || !self.resize.restarts.is_empty()
     }
@@ -444,7 +447,7 @@ pub(crate) enum Failed {
         image: String,
     },
     Start,
-    /// The container was created, so the failure counts as a crash.
+    /// The container was created, so the failure also counts as a crash.
     Run,
 }
 

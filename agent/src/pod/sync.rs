@@ -186,8 +186,8 @@ impl Sync {
         }
     }
 
-    /// Sets the desired version of a pod. `from_api` is false for a version from the checkpoint, and true for a version from
-    /// the API server or from a manifest.
+    /// Sets the desired version of a pod. `from_api` is false for a version from the checkpoint, and true for a version
+    /// from the API server or from a manifest.
     fn set_desired(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         if self.finished.contains(&uid) {
@@ -206,8 +206,8 @@ impl Sync {
         }
     }
 
-    /// Admits and starts a pod. `has_room` is true after the preemption of other pods: the free resources are not checked
-    /// again, as upstream.
+    /// Admits and starts a pod. `has_room` is true after the preemption of other pods: the free resources are not
+    /// checked again, as upstream.
     fn begin(&mut self, uid: String, new: &NewPod, has_room: bool) {
         let NewPod { pod, from_api } = new;
         let from_api = *from_api;
@@ -318,8 +318,8 @@ impl Sync {
             let free = self.node.devices.check_free(pod);
             free.map_err(|reason| admit::devices_unavailable(&reason))?;
         }
-        // Resources are allocated last, so that no other check rejects the pod after its allocation. As upstream, no other
-        // pod ends before the allocation has succeeded.
+        // Resources are allocated last, so that no other check rejects the pod after its allocation. As upstream, no
+        // other pod ends before the allocation has succeeded.
         admit::allocation::allocate(pod, &self.node.managers)?;
         Ok(preemption)
     }
@@ -365,8 +365,8 @@ impl Sync {
         }
     }
 
-    /// Called after the API server has listed all pods. Running or stored pods that are not in the list must end, except
-    /// static pods.
+    /// Called after the API server has listed all pods. Running or stored pods that are not in the list must end,
+    /// except static pods.
     fn complete(&mut self, uids: &HashSet<String>) {
         let services = &self.node.services;
         self.finished.retain(|uid| {

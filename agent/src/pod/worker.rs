@@ -74,7 +74,7 @@ struct Worker {
     probes: Probes,
     reports: Queue<Report>,
     findings: Queue<Finding>,
-    /// When the node received the pod. None if the pod has run.
+    /// When the node received the pod. None after the pod has run, and for a pod of an earlier agent.
     received: Option<Instant>,
     /// Number of consecutive errors.
     failures: usize,

@@ -27,8 +27,8 @@ use super::{Events, Host, ImageChanges, RuntimeError};
 const MESSAGE_MAX: usize = 16 << 20;
 /// Timeout of a connection attempt, at the start and after a restart of the runtime.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum time in which a runtime without support for events refuses the call. A server in Go sends no response headers
-/// before the first event, so a call that is still pending after this time counts as successful.
+/// Maximum time in which a runtime without support for events refuses the call. A server in Go sends no response
+/// headers before the first event, so a call that is still pending after this time counts as successful.
 const EVENTS_REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
 /// A container runtime behind a unix socket: containerd, CRI-O.
@@ -77,8 +77,8 @@ impl Remote {
         Self { runtime, images, relist }
     }
 
-    /// Connects to `unix:///PATH` and checks that the CRI v1 is served there. The client connects again after the runtime
-    /// has restarted.
+    /// Connects to `unix:///PATH` and checks that the CRI v1 is served there. The client connects again after the
+    /// runtime has restarted.
     ///
     /// # Errors
     /// [`ConnectError`]

@@ -84,8 +84,8 @@ struct LogBody {
     _permit: LogPermit,
 }
 
-/// The permit of a log. The reader of the files can share it with the response, by an extension of the response. The permit is
-/// released when both have ended.
+/// The permit of a log. The reader of the files can share it with the response, by an extension of the response. The
+/// permit is released when both have ended.
 #[derive(Clone, Default)]
 pub(super) struct LogPermit(Arc<OnceLock<NamespacePermit>>);
 

@@ -1,5 +1,5 @@
-//! `/metrics`: the kubelet's own metrics. The numbers of pods and containers, and the usage of volumes, are read for each
-//! response.
+//! `/metrics`: the kubelet's own metrics. The numbers of pods and containers, and the usage of volumes, are read for
+//! each response.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -134,7 +134,8 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
     );
 }
 
-/// Numbers of pods by lifecycle phase, by origin (desired, orphan or only in the runtime), and by whether they are static.
+/// Numbers of pods by lifecycle phase, by origin (desired, orphan or only in the runtime), and by whether they are
+/// static.
 fn working(current: &mut Current, pods: &dyn PodView) {
     const ORIGINS: [[&str; 2]; 5] = [
         ["desired", ""],

@@ -45,8 +45,8 @@ struct Files {
     ticks: u64,
 }
 
-/// Bytes of the kernel's table of interfaces that are read, about 8,000 interfaces. A container in the node's network can
-/// make any number of them.
+/// Bytes of the kernel's table of interfaces that are read, about 8,000 interfaces. A container in the node's network
+/// can make any number of them.
 const TABLE_MAX: u64 = 1 << 20;
 /// Name prefixes of interfaces that do not count as the machine's own, as in cAdvisor.
 const OTHER_INTERFACES: [&str; 4] = ["lo", "veth", "docker", "nerdctl"];

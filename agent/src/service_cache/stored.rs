@@ -22,8 +22,8 @@ use crate::checkpoint::Key;
 
 /// Minimum time between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
 const MIN_STORE_INTERVAL: Duration = Duration::from_secs(30);
-/// Maximum slices, endpoints and ports that are stored for a namespace, counted together. A service that would exceed the
-/// maximum is left out.
+/// Maximum slices, endpoints and ports that are stored for a namespace, counted together. A service that would exceed
+/// the maximum is left out.
 const ENTRIES_MAX: usize = 10_000;
 
 /// The stored form of a slice.

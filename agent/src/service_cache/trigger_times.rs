@@ -38,8 +38,8 @@ impl TriggerTimes {
         let _is_set = self.dns.set(metrics);
     }
 
-    /// Adds the time of a changed slice. Cluster DNS reads the tables, so it serves the change already. `kind` is the kind
-    /// of the slice's service, `None` if the service is unknown.
+    /// Adds the time of a changed slice. Cluster DNS reads the tables, so it serves the change already. `kind` is the
+    /// kind of the slice's service, `None` if the service is unknown.
     pub(super) fn add(&self, time: Timestamp, kind: Option<ServiceKind>) {
         if time <= self.start {
             return;

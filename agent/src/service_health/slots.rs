@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::object::Key;
 
-/// The health checks that may exist, by namespace. The cost of a change grows with the logarithm of the number of services.
+/// The health checks that may exist, by namespace. The cost of a change grows with the logarithm of the number of
+/// services.
 #[derive(Debug)]
 pub(super) struct Slots {
     /// Maximum number of health checks.

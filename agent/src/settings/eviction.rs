@@ -63,7 +63,8 @@ fn thresholds(
     let with_images = |nodefs: Threshold, own: &str, images: &'static str| {
         let imagefs = signals.get(images).copied();
         match (larger(nodefs, imagefs), imagefs) {
-            // The default of nodefs has the other form.
+            // nodefs has only its default, and one threshold is a quantity while the other is a percentage. So the
+            // default does not apply.
             (Err(_), Some(imagefs)) if !signals.contains_key(own) => Ok(imagefs),
             (found, _) => found.context(images).context("eviction-hard"),
         }

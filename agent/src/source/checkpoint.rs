@@ -10,8 +10,8 @@ use k8s_openapi::jiff::Timestamp;
 use super::is_static;
 use crate::checkpoint::{Checkpoint, Key, Kind, references};
 
-/// The reasons in the record of a pod that this node has evicted or preempted, or ended when the machine shut down. Other
-/// records have no reason.
+/// The reasons in the record of a pod that this node has evicted or preempted, or ended when the machine shut down.
+/// Other records have no reason.
 const REASONS: [&str; 3] = ["Evicted", "Terminated", "Preempting"];
 /// The condition in the record of a pod that was not evicted for its own limits.
 const DISRUPTED: &str = "DisruptionTarget";

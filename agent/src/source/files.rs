@@ -24,8 +24,8 @@ use plan::{Content, ManifestFile, Plan, plan};
 /// Delay between a change and the read. In this time, a program usually completes a file that it creates.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Interval of the reads without a reported change, as upstream's default of `fileCheckFrequency`. inotify does not
-/// report changes of a symbolic link's target and of a network file system, nor the replacement of a single manifest that
-/// has another hard link. A read that failed is repeated, too.
+/// report changes of a symbolic link's target or of a network file system. It also does not report that a single
+/// manifest with another hard link was replaced. A read that failed is repeated, too.
 const CHECK: Duration = Duration::from_secs(20);
 /// First back-off after a failed watch. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);

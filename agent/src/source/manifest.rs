@@ -96,8 +96,8 @@ pub(super) fn read(path: &Path, node: &str) -> Result<Pod, ManifestError> {
     static_pod(&bytes.map_err(ManifestError::Read)?, &place, Timestamp::now())
 }
 
-/// Decodes the static pods in the response of a URL: one Pod, or a list of pods. As upstream, one invalid pod makes the whole
-/// list invalid.
+/// Decodes the static pods in the response of a URL: one Pod, or a list of pods. As upstream, one invalid pod makes the
+/// whole list invalid.
 pub(super) fn of_url(bytes: &[u8], url: &str, node: &str) -> Result<Vec<Pod>, ManifestError> {
     let mut value = yaml::parse(bytes).map_err(ManifestError::Decode)?;
     let (place, seen) = (Place { origin: Origin::Url(url), node }, Timestamp::now());
@@ -145,8 +145,8 @@ fn decode(value: Value, place: &Place<'_>, seen: Timestamp) -> Result<Pod, Manif
     if let Some(what) = references::first(&pod) {
         return Err(ManifestError::Reference(what));
     }
-    // Parse the text form: the binary already contains the code that reads pods from text. A conversion of the value would
-    // add this code a second time.
+    // Parse the text form: the binary already contains the code that reads pods from text. A conversion of the value
+    // would add this code a second time.
     serde_json::from_str(&pod.to_string()).map_err(|error| ManifestError::Decode(error.to_string()))
 }
 

@@ -1,5 +1,6 @@
-//! Mirror pods: they show the static pods of the node in the API. The agent creates a mirror pod for each admitted static
-//! pod, writes its status, and deletes all other mirror pods of the node. Source: `pkg/kubelet/pod/mirror_client.go`.
+//! Mirror pods: they show the static pods of the node in the API. The agent creates a mirror pod for each admitted
+//! static pod, writes its status, and deletes all other mirror pods of the node. Source:
+//! `pkg/kubelet/pod/mirror_client.go`.
 //!
 //! A mirror pod never becomes a desired pod. Every user who may create pods can set the annotation of mirror pods. Such
 //! a pod is not run: it is deleted unless it equals the expected mirror pod in hash, name and owner.
@@ -232,8 +233,8 @@ impl ActionBackoffs {
         self.0.retain(|_, action| now < action.delay_end + MAX_BACKOFF);
     }
 
-    /// Resets the back-off of an action that has succeeded. A creation has succeeded when the mirror pod has a status. Before
-    /// that, for example if an admission webhook changes each mirror pod, the next creation waits.
+    /// Resets the back-off of an action that has succeeded. A creation has succeeded when the mirror pod has a status.
+    /// Before that, for example if an admission webhook changes each mirror pod, the next creation waits.
     fn succeeded(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Create { .. } => {

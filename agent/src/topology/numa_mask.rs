@@ -32,8 +32,8 @@ impl NumaMask {
         self.0 == 0
     }
 
-    /// The nodes in ascending order. Only the bits that are set are visited, because the memory manager reads the nodes of
-    /// each combination of nodes.
+    /// The nodes in ascending order. Only the bits that are set are visited, because the memory manager reads the nodes
+    /// of each combination of nodes.
     pub(crate) fn nodes(self) -> impl Iterator<Item = u32> + Clone {
         let next = |left: u64| (left != 0).then_some(left);
         let masks = std::iter::successors(next(self.0), move |left| next(left & (left - 1)));

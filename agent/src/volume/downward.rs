@@ -83,7 +83,8 @@ fn resource(
 }
 
 /// A resource of a container in units of its divisor, rounded up. The pod's limit or the node's allocatable amount
-/// replaces a missing limit, except of huge pages, which are never overcommitted. None if the resource is not available.
+/// replaces a missing limit, except of huge pages, which are never overcommitted. None if the resource is not
+/// available.
 pub(crate) fn container_resource(
     pod: &Pod,
     container: &Container,

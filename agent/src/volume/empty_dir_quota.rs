@@ -9,8 +9,8 @@
 //! for a program that exceeds the `sizeLimit` for a short time. As in the kubelet, whose project quotas only measure
 //! (`AssignQuota`), a pod above its `sizeLimit` is evicted.
 //!
-//! The reserve is smaller than the eviction threshold. So volumes that reach the limit cause disk pressure, and a pod
-//! is evicted. Until then writes to all volumes fail, as on a full disk.
+//! With the default thresholds, the reserve is smaller than the eviction threshold. So volumes that reach the limit
+//! cause disk pressure, and a pod is evicted. Until then writes to all volumes fail, as on a full disk.
 
 use std::fs::File;
 use std::io;

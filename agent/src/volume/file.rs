@@ -11,8 +11,8 @@ use crate::bounded;
 /// symlink is followed only inside the volume.
 ///
 /// # Errors
-/// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file, `Other` for a path that leads out
-/// of the volume.
+/// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file, `Other` for a path that leads
+/// out of the volume.
 pub(crate) fn read(volume: &Path, path: &str, max: u64) -> io::Result<Option<Vec<u8>>> {
     let found = sub_path::open_existing(volume, path).map_err(|error| match error {
         SubPathError::Escape(_) => io::Error::other("the path leads out of the volume"),

@@ -174,9 +174,9 @@ pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     project.map_or(Ok(()), |id| project_quota::release_id(base.as_fd(), id))
 }
 
-/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. The work runs on threads that namespaces share,
-/// because a container can make the tree as large as the disk allows. The work ends if the pod is deleted, and events
-/// report slow work.
+/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. The work runs on threads that namespaces
+/// share, because a container can make the tree as large as the disk allows. The work ends if the pod is deleted, and
+/// events report slow work.
 pub(super) async fn give_to_group(target: &Target<'_>, volume: &str, path: &Path) -> Result<(), SetUpError> {
     let pod = target.pod;
     let Some(group) = ownership::fs_group(pod) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! Removes the directories of local volumes that are being deleted, then their finalizers. Gives expanded volumes their size.
+//! Removes the directories of local volumes that are being deleted, then their finalizers. Gives expanded volumes their
+//! size.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -91,7 +91,8 @@ pub(super) fn is_tmpfs(dir: &Path) -> io::Result<bool> {
     Ok(statfs(dir)?.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// Bind-mounts an open file or directory and the mounts in it. A descriptor, unlike a path, cannot be replaced meanwhile.
+/// Bind-mounts an open file or directory and the mounts in it. A descriptor, unlike a path, cannot be replaced
+/// meanwhile.
 ///
 /// Later mounts and unmounts in the source appear at the new place, too. Mounts and unmounts at the new place appear in
 /// the source only if `is_bidirectional`.
@@ -194,8 +195,8 @@ pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     coracle_tree::remove(path)
 }
 
-/// Removes the tree of a pod. A tree without mounts is removed without reading the mount table, which has the mounts of all
-/// pods. Otherwise NFS mounts are detached, the other mounts are unmounted, and the tree is removed.
+/// Removes the tree of a pod. A tree without mounts is removed without reading the mount table, which has the mounts of
+/// all pods. Otherwise NFS mounts are detached, the other mounts are unmounted, and the tree is removed.
 pub(super) fn remove_pod_tree(path: &Path) -> io::Result<()> {
     match remove_without_mounts(path) {
         Ok(()) => Ok(()),
@@ -207,8 +208,8 @@ pub(super) fn remove_pod_tree(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes a tree that has no mounts and is not a mount point. A mount is an error, and stays with its content. Does not
-/// access the file systems of the mounts: an NFS server may hang.
+/// Removes a tree that has no mounts and is not a mount point. A mount is an error, and stays with its content. Does
+/// not access the file systems of the mounts: an NFS server may hang.
 fn remove_without_mounts(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());

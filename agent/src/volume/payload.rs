@@ -79,8 +79,8 @@ pub(super) type Payload = BTreeMap<String, File>;
 // === impl Budget ===
 
 impl Budget {
-    /// The budget of one volume on a machine with this page size in bytes. The pod's other volumes have `of_others` bytes
-    /// of files.
+    /// The budget of one volume on a machine with this page size in bytes. The pod's other volumes have `of_others`
+    /// bytes of files.
     pub(super) fn new(page: usize, of_others: usize) -> Self {
         Self { left: POD_MAX.saturating_sub(of_others), taken: 0, page }
     }
@@ -244,8 +244,8 @@ fn pages(path: &str) -> usize {
     path.split('/').count()
 }
 
-/// Bytes of files of the downward API, with a page for each file and each directory. A file is assumed to have 16 pages,
-/// because it may show all annotations.
+/// Bytes of files of the downward API, with a page for each file and each directory. A file is assumed to have 16
+/// pages, because it may show all annotations.
 pub(super) fn downward_weight(items: &[DownwardAPIVolumeFile], page: usize) -> usize {
     let of = |item: &DownwardAPIVolumeFile| (pages(&item.path) + 16).saturating_mul(page);
     items.iter().map(of).fold(0, usize::saturating_add)

@@ -326,8 +326,8 @@ impl Source {
         }
     }
 
-    /// Writes new tokens although the other files cannot be refreshed. The other files keep their content. Returns the time
-    /// until the next token is due.
+    /// Writes new tokens although the other files cannot be refreshed. The other files keep their content. Returns the
+    /// time until the next token is due.
     async fn renew_tokens(&self, ctx: &VolumeContext, pod: &Pod) -> Option<Duration> {
         let mut next: Option<Duration> = None;
         for part in &self.projection.parts {

@@ -84,7 +84,8 @@ pub struct SubPath<'a> {
     pub is_bidirectional: bool,
 }
 
-/// Creates the part as a directory if it is missing and may be created, and returns the host path to mount in a container.
+/// Creates the part as a directory if it is missing and may be created, and returns the host path to mount in a
+/// container.
 ///
 /// The part stays mounted until [`super::unmount_all`]. For a restarted container it is mounted again, because the path
 /// may lead to another file by then.

@@ -48,7 +48,8 @@ impl DataType {
         if is_ipv4 { Self { kind: IPV4_ADDR, length: 4 } } else { Self { kind: IPV6_ADDR, length: 16 } }
     }
 
-    /// The type of concatenated fields. Each field is padded to a multiple of four bytes; `length` includes the padding.
+    /// The type of concatenated fields. Each field is padded to a multiple of four bytes; `length` includes the
+    /// padding.
     #[must_use]
     pub fn concatenated(kinds: &[u32], length: u32) -> Self {
         Self { kind: kinds.iter().fold(0, |all, kind| (all << 6) | kind), length }

@@ -197,8 +197,8 @@ impl Rule {
         self.source(network.is_ipv4(), R0).within(network, negated)
     }
 
-    /// Matches packets whose destination is inside the network. If `negated`, matches packets whose destination is outside
-    /// the network.
+    /// Matches packets whose destination is inside the network. If `negated`, matches packets whose destination is
+    /// outside the network.
     #[must_use]
     pub fn to(self, network: IpNetwork, negated: bool) -> Self {
         self.destination(network.is_ipv4(), R0).within(network, negated)
@@ -241,7 +241,7 @@ impl Rule {
         self.status().mask(R0, &0x20u32.to_ne_bytes()).unequal(R0, &0u32.to_ne_bytes())
     }
 
-    /// Matches packets of connections that are neither established nor related (`ct state`).
+    /// Matches packets without an established or related connection (`ct state`).
     #[must_use]
     pub fn new_connections(self) -> Self {
         self.state().equal(R0, &0u32.to_ne_bytes())

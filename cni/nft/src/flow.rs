@@ -21,7 +21,8 @@ const NLMSG_DONE: u16 = 3;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 
-/// Attributes of a connection: the packets in the original and in the reply direction, the id and the zone.
+/// Attributes of a connection or a request: the packets in the original and in the reply direction, the mark, the id,
+/// the zone, the mask of the mark, and the filter of a list.
 const ORIGINAL: u16 = 1;
 const REPLY: u16 = 2;
 const MARK: u16 = 8;
@@ -129,8 +130,8 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
     number_of(&answer, ENTRIES).ok_or_else(|| io::Error::other("the kernel did not count the connections"))
 }
 
-/// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
-/// its mark.
+/// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to
+/// keep its mark.
 ///
 /// # Errors
 /// If the kernel refuses the list, no connection is changed. If the kernel refuses a change, the other connections are

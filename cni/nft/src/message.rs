@@ -20,11 +20,12 @@ const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 /// Message with an error, or with the acknowledgement of a request.
 pub const NLMSG_ERROR: u16 = 2;
-/// Length of the netlink header and the netfilter header of each message.
+/// Length in bytes of the netlink header of each message (`struct nlmsghdr`).
 const HEADER: usize = 16;
-/// Offset of the attributes in a message.
+/// Offset in bytes of the attributes in a message: they follow the netlink header and `struct nfgenmsg`.
 pub const BODY: usize = 20;
-/// Maximum size of a send: a third of the kernel's default socket buffer.
+/// Maximum size in bytes of a send with the default socket buffer of the kernel: a third of that buffer. A larger send
+/// first enlarges the buffer.
 const MAX_SEND: usize = 64 << 10;
 
 /// `NFPROTO_INET`: one table for both families.
@@ -292,10 +293,10 @@ impl Channel {
         }
     }
 
-    /// Whether the kernel has any object that matches the description.
+    /// Whether the kernel has any object that matches the description. An error of the kernel counts as no object.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn has_any(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
         let mut kinds = messages(&answer).map(kind_of);
@@ -311,10 +312,10 @@ impl Channel {
         verdict(&answer).map(|()| answer)
     }
 
-    /// The complete response of a netfilter subsystem to one message.
+    /// The complete response of a netfilter subsystem to one message. The response may contain an error of the kernel.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn request(
         &mut self,
         kind: u16,

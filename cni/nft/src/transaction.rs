@@ -10,8 +10,8 @@ use crate::message::{Attributes, Batch, INET, Verb};
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 
-/// Minimum bytes of a list of elements that is sent as one message, except for the last list. Even with one more element,
-/// the list is far below the maximum size of an attribute.
+/// Minimum bytes of a list of elements that is sent as one message, except for the last list. Even with one more
+/// element, the list is far below the maximum size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 
 /// A chain that is attached to a hook.

@@ -1,5 +1,5 @@
-//! Waiting for changes of a table by other processes. The kernel sends a notification of each change of nftables, with the
-//! author of the change.
+//! Waiting for changes of a table by other processes. The kernel sends a notification of each change of nftables, with
+//! the author of the change.
 
 use std::io;
 

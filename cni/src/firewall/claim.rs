@@ -27,8 +27,8 @@ pub(crate) struct Claim {
     pub(crate) to: Vec<IpNetwork>,
     /// Conditions on packets to the ports, for IPv4 and IPv6.
     pub(crate) conditions: [Vec<Condition>; 2],
-    /// Whether the attachment's own network and 127.0.0.1 can use the ports, and whether all packets through the ports are
-    /// masqueraded.
+    /// Whether the attachment's own network and 127.0.0.1 can use the ports, and whether all packets through the ports
+    /// are masqueraded.
     pub(crate) hairpin: bool,
     pub(crate) masquerade_all: bool,
     /// Networks whose outgoing packets are masqueraded, and destinations that are excepted.

@@ -29,8 +29,8 @@ impl Index {
 
     /// Adds or replaces a claim. Returns the replaced claim.
     pub(super) fn put(&mut self, key: String, claim: Claim) -> Option<Claim> {
-        // The new claim is added before the old claim is removed, so that the count of an object that both claims need
-        // does not become 0.
+        // The new claim is added before the old claim is removed. So the count of an object that both claims need does
+        // not become 0.
         self.ledger.add(&content(&claim));
         let before = self.remove(&key);
         self.of_sandbox.entry(claim.id.clone()).or_default().insert(key.clone());

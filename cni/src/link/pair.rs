@@ -12,10 +12,10 @@ use crate::netns::Netns;
 use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
-/// Held while a pair is made and IPv6 is disabled on its end on the host. A write to `disable_ipv6` does not wait for the
-/// kernel's lock of links (RTNL): the kernel restarts the system call until the lock is free (`restart_syscall`). While
-/// another pair was made, each write took a millisecond of processor time. Tasks wait for this lock without blocking their
-/// threads, so a process that holds RTNL for long blocks at most one thread of the runtime here.
+/// Held while a pair is made and IPv6 is disabled on its end on the host. A write to `disable_ipv6` does not wait for
+/// the kernel's lock of links (RTNL): the kernel restarts the system call until the lock is free (`restart_syscall`).
+/// While another pair was made, each write took a millisecond of processor time. Tasks wait for this lock without
+/// blocking their threads, so a process that holds RTNL for long blocks at most one thread of the runtime here.
 static PAIR_LOCK: Mutex<()> = Mutex::const_new(());
 
 /// A veth pair: one end on the bridge, the other inside the sandbox.
@@ -26,8 +26,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
     /// Hardware address of the end on the host. `None` selects a random address. With the bridge's own address, the
-    /// bridge needs no entry for the port. With other addresses, the kernel visits the entries of all ports for each new
-    /// port.
+    /// bridge needs no entry for the port. With other addresses, the kernel visits the entries of all ports for each
+    /// new port.
     pub(crate) host_mac: Option<[u8; 6]>,
     /// Whether the end on the host is set up at once. Otherwise [`super::inside::Setup`] does it.
     pub(crate) is_up: bool,
@@ -36,8 +36,8 @@ pub(crate) struct Pair<'a> {
 // === impl Pair ===
 
 impl Pair<'_> {
-    /// Makes the pair in the caller's namespace, and disables IPv6 on its end there. Returns false if a link has the name
-    /// of one of the ends. Blocks for about a millisecond.
+    /// Makes the pair in the caller's namespace, and disables IPv6 on its end there. Returns false if a link has the
+    /// name of one of the ends. Blocks for about a millisecond.
     pub(super) async fn make(&self, host_mac: [u8; 6], netns: &Netns) -> Result<bool, Error> {
         let _one_at_a_time = PAIR_LOCK.lock().await;
         let message = RouteNetlinkMessage::NewLink(self.message(host_mac, netns));

@@ -33,7 +33,8 @@ const LATENCY: u64 = 25_000;
 // === impl Bucket ===
 
 impl Bucket {
-    /// The attributes of the bucket: `struct tc_tbf_qopt` of linux/pkt_sched.h, a rate of 64 bits if necessary, the burst.
+    /// The attributes of the bucket: `struct tc_tbf_qopt` of linux/pkt_sched.h, a rate of 64 bits if necessary, the
+    /// burst.
     fn options(self) -> Vec<TcOption> {
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
         let queue = self.rate.saturating_mul(LATENCY) / 1_000_000 + u64::from(self.burst);

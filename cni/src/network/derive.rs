@@ -202,7 +202,8 @@ impl Network {
     }
 
     /// The attachments that keep their resources. The state is locked before the records are read. Under this lock a
-    /// sandbox moves from the list of sandboxes without a record to the records. So it is always found in one of the two.
+    /// sandbox moves from the list of sandboxes without a record to the records. So it is always found in one of the
+    /// two.
     async fn known_attachments(&self) -> Vec<Valid> {
         let state = self.inner.state.read().await;
         valid(&self.inner.cache.all(), &state)

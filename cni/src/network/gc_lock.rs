@@ -1,8 +1,8 @@
 //! Lock between GC by executables and the recording of attachments (CNI specification, section 2, "Lifecycle &
 //! Ordering").
 //!
-//! GC frees the resources of attachments that are not in its list, so no attachment is recorded while it runs. Pods have
-//! priority: a GC for which a pod waits is killed after a few seconds, and repeated later.
+//! GC frees the resources of attachments that are not in its list, so no attachment is recorded while it runs. Pods
+//! have priority: a GC for which a pod waits is killed after a few seconds, and repeated later.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

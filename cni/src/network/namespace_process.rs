@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
-/// Whether the process of a path such as `/proc/42/ns/net` is alive. After its end, another process can get the pid, and
-/// the path then leads to the namespace of that process.
+/// Whether the process of a path such as `/proc/42/ns/net` is alive. After its end, another process can get the pid,
+/// and the path then leads to the namespace of that process.
 #[derive(Clone)]
 pub struct NamespaceProcess(Arc<dyn Fn() -> bool + Send + Sync>);
 

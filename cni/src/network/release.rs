@@ -1,8 +1,8 @@
 //! Sandboxes that were released and whose network still has to be removed.
 //!
 //! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. At the end of a
-//! namespace, the kernel itself removes the pair. It does so in one step for all namespaces that have ended. So one later
-//! sweep covers all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
+//! namespace, the kernel itself removes the pair. It does so in one step for all namespaces that have ended. So one
+//! later sweep covers all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
 //! records and addresses. A failed removal is retried with back-off. After a crash, `reconcile` does the same from the
 //! records.
 

@@ -91,8 +91,8 @@ impl Network {
     }
 }
 
-/// Whether a hardware address is requested. No other sandbox of the network may have it. The IPAM plugin ensures that IP
-/// addresses are unique.
+/// Whether a hardware address is requested. No other sandbox of the network may have it. The IPAM plugin ensures that
+/// IP addresses are unique.
 pub(super) fn needs_unique_mac(at: &Parameters) -> bool {
     at.capabilities.contains_key(MAC)
 }

@@ -35,8 +35,8 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Indexes of foreign interfaces that conflict with an interface of the overlay: they have its name, or its VNI and UDP
-    /// port.
+    /// Indexes of foreign interfaces that conflict with an interface of the overlay: they have its name, or its VNI and
+    /// UDP port.
     blockers: Vec<u32>,
 }
 
@@ -141,8 +141,8 @@ impl Kernel {
         Ok(tables)
     }
 
-    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All changes are
-    /// tried. Returns the first error that [`is_reported`].
+    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All changes
+    /// are tried. Returns the first error that [`is_reported`].
     pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         let mut result = Ok(());
         let mut rest = Vec::new();

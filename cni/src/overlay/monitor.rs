@@ -52,8 +52,8 @@ impl Monitor {
         Ok(())
     }
 
-    /// Waits for a message for which `is_relevant` is true, or until messages were lost. Cancel safe: a received message is
-    /// examined before the next wait.
+    /// Waits for a message for which `is_relevant` is true, or until messages were lost. Cancel safe: a received
+    /// message is examined before the next wait.
     pub(crate) async fn wait_for(&mut self, is_relevant: impl Fn(&RouteNetlinkMessage) -> bool) {
         loop {
             self.buffer.clear();

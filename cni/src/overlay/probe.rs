@@ -51,7 +51,7 @@ pub struct ProbeResult {
 /// are lost.
 ///
 /// # Errors
-/// The sockets cannot be opened or used.
+/// When the sockets cannot be opened or used.
 pub fn examine(paths: &[ProbePath]) -> io::Result<Vec<ProbeResult>> {
     let mut probe_sockets = ProbeSockets::open()?;
     let mut searches: Vec<Search> = paths.iter().map(|way| Search::new(way.mtu)).collect();

@@ -43,7 +43,8 @@ fn precedence(facts: &PodFacts) -> (bool, u64, i64, &str) {
 // === impl Model ===
 
 impl Model {
-    /// Takes the addresses that a pod lists, except those that a pod of higher precedence has. Returns these exceptions.
+    /// Takes the addresses that a pod lists, except those that a pod of higher precedence has. Returns these
+    /// exceptions.
     pub(super) fn take_addresses(&mut self, facts: &PodFacts, number: u64) -> Vec<IpAddr> {
         let mut lost = Vec::new();
         // Nodes are skipped: no pod has an address of a node.

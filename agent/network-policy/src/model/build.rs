@@ -40,8 +40,8 @@ impl Model {
         self.build_as(number, tier, namespace, rules)
     }
 
-    /// Replaces the rules in the chains of a policy that restricts the same directions as before. Groups still jump to these
-    /// chains.
+    /// Replaces the rules in the chains of a policy that restricts the same directions as before. Groups still jump to
+    /// these chains.
     pub(super) fn rebuild(&mut self, mut old: Built, tier: Tier, namespace: &str, rules: &Rules) -> Built {
         // This comes before the removal: a selection that both versions of the rules need is kept.
         let built = self.build_as(old.number, tier, namespace, rules);

@@ -64,7 +64,8 @@ impl Selected {
         is_in && self.selection.pods.matches(Some(&facts.labels))
     }
 
-    /// The set elements of a pod in this selection: its addresses, each with the named ports if the selection names a port.
+    /// The set elements of a pod in this selection: its addresses, each with the named ports if the selection names a
+    /// port.
     pub(super) fn elements<'a>(&'a self, pod: &'a PodEntry) -> impl Iterator<Item = (Set, ElementKey)> + 'a {
         let ([v4, v6], facts) = (self.sets(), &pod.facts);
         facts.ips.iter().filter(move |ip| !pod.lost.contains(ip)).flat_map(move |ip| {

@@ -198,9 +198,9 @@ impl RecentOwners {
 /// Maximum number of open files that [`owner`] examines. A pod may have any number of processes and files.
 const MAX_EXAMINED_FILES: usize = 100_000;
 
-/// Name and id of the process that has a socket. Processes whose first thread is in the host's network come first, because
-/// other threads and other processes rarely have a socket of the host. A child has copies of its parent's sockets until it
-/// executes another program, so the parent is named if it has the socket too.
+/// Name and id of the process that has a socket. Processes whose first thread is in the host's network come first,
+/// because other threads and other processes rarely have a socket of the host. A child has copies of its parent's
+/// sockets until it executes another program, so the parent is named if it has the socket too.
 fn owner(inode: u32) -> String {
     if inode == 0 {
         return "the kernel".to_owned();

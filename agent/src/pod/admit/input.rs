@@ -39,8 +39,8 @@ pub(crate) struct UsedResources {
     /// Number of the pods.
     pub(crate) pods: usize,
     pub(crate) requested: Amount,
-    /// Amounts of other resources, see [`other_requests`](super::other_requests). Contains only resources that the pod to
-    /// admit requests.
+    /// Amounts of other resources, see [`other_requests`](super::other_requests). Contains only resources that the pod
+    /// to admit requests.
     pub(crate) others: BTreeMap<String, i128>,
     pub(crate) ports: Vec<HostPort>,
 }
@@ -60,8 +60,8 @@ const PREFIX: &str = "Pod was rejected: ";
 /// Prefix of the reason of a rejection for lack of a resource. The name of the resource follows.
 const OUT_OF: &str = "OutOf";
 
-/// Reason in events and metrics if an extended resource or huge pages do not suffice. The reason in the pod's status has
-/// the name of the resource.
+/// Reason in events and metrics if an extended resource or huge pages do not suffice. The reason in the pod's status
+/// has the name of the resource.
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.

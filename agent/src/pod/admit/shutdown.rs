@@ -1,5 +1,5 @@
-//! Check of the machine's shutdown: a node that is shutting down rejects all new pods. Reason and message are upstream's
-//! (`Admit` of `pkg/kubelet/nodeshutdown`, with the prefix of `rejectPod`).
+//! Check of the machine's shutdown: a node that is shutting down rejects all new pods. Reason and message are
+//! upstream's (`Admit` of `pkg/kubelet/nodeshutdown`, with the prefix of `rejectPod`).
 
 use super::input::{AdmissionInput, refuse};
 use crate::pod::state::Verdict;

@@ -8,9 +8,9 @@ use crate::pod_logs;
 use crate::volume;
 
 impl Job {
-    /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
-    /// until its object is deleted. `unstopped` has the ids of sandboxes that this agent has not stopped: their networks
-    /// and shims would otherwise stay as long as the object.
+    /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay
+    /// readable until its object is deleted. `unstopped` has the ids of sandboxes that this agent has not stopped:
+    /// their networks and shims would otherwise stay as long as the object.
     pub(super) async fn release(&mut self, unstopped: &[String]) -> Result<(), Vec<ApplyError>> {
         let mut errors = self.stop_sandboxes(unstopped).await;
         if errors.is_empty() {

@@ -143,9 +143,9 @@ impl Job {
         network_error(self.node.runtime.status(cri::StatusRequest { verbose: false }).await.ok()?)
     }
 
-    /// Makes the log directory and the pod's files, and requests the sandbox with the handler of the pod's RuntimeClass.
-    /// The error is a message for an event. If the class does not exist, or the runtime does not have its handler, the
-    /// pod stays Pending.
+    /// Makes the log directory and the pod's files, and requests the sandbox with the handler of the pod's
+    /// RuntimeClass. The error is a message for an event. If the class does not exist, or the runtime does not have its
+    /// handler, the pod stays Pending.
     async fn request_sandbox(&self, config: cri::PodSandboxConfig) -> Result<(), String> {
         let logs = self.node.config.pod_log_dir.join(log_dir_name(&self.pod));
         let made =

@@ -57,8 +57,8 @@ fn kind_of(shape: &Shape<'_>, name: &str) -> &'static str {
 }
 
 impl Job {
-    /// Starts each container as soon as its image is available. Containers whose images are available start in the order
-    /// of the spec, because postStart hooks may rely on it. A failure does not delay the other containers.
+    /// Starts each container as soon as its image is available. Containers whose images are available start in the
+    /// order of the spec, because postStart hooks may rely on it. A failure does not delay the other containers.
     pub(super) async fn start_all(&mut self, starts: Vec<StartContainer>) -> Result<(), Vec<ApplyError>> {
         let spec = self.spec();
         let shape = Shape::of(&spec);
@@ -120,8 +120,8 @@ impl Job {
         }
     }
 
-    /// The parent cgroup of a container, with the limits that it needs: the pod may have been resized since its cgroup was
-    /// made. While a resize is pending, running containers need the former limits.
+    /// The parent cgroup of a container, with the limits that it needs: the pod may have been resized since its cgroup
+    /// was made. While a resize is pending, running containers need the former limits.
     async fn cgroup_parent(&self, start: &StartContainer) -> Result<CgroupParent, CgroupError> {
         let cgroups = self.node.cgroups_of(&self.uid);
         if let Some(before) = &start.pod_before {

@@ -58,8 +58,8 @@ impl Job {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Stops sandboxes, and reports each success to the worker: the runtime shows a sandbox whose stop has failed as not ready,
-    /// too.
+    /// Stops sandboxes, and reports each success to the worker: the runtime shows a sandbox whose stop has failed as
+    /// not ready, too.
     pub(super) async fn stop_sandboxes(&self, ids: &[String]) -> Vec<ApplyError> {
         let mut errors = Vec::new();
         for id in ids {

@@ -1,7 +1,7 @@
 //! Files that the agent writes for a pod: `/etc/hosts`, `/etc/resolv.conf`, `/etc/hostname` and termination messages.
 //!
-//! Containers write to these files without a limit. In the pod's directory the files are on the disk, not on the tmpfs
-//! of the runtime's records, and count as disk usage of the pod.
+//! Containers write to these files without a limit. So the files are in the pod's directory and not among the runtime's
+//! records, which are on a tmpfs. There they are on the disk and count as disk usage of the pod.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -20,7 +20,8 @@ const MESSAGE_BYTES: u64 = 4096;
 const LOG_BYTES: u64 = 2048;
 const LOG_LINES: usize = 80;
 /// Bytes that are read of the end of a log. The first line may be incomplete; a line has at most 16 KiB of text. So at
-/// least 15 KiB of complete lines follow: 80 lines, or 2 KiB of text with time stamps and stream names.
+/// least 15 KiB of complete lines follow. These are at least [`LOG_LINES`] lines, or they have more than [`LOG_BYTES`]
+/// bytes of text in addition to time stamps and stream names.
 const LOG_WINDOW: u64 = 32 << 10;
 /// Maximum size in bytes of the node's hosts file.
 const HOSTS_MAX: u64 = 1 << 20;

@@ -82,8 +82,8 @@ impl DiskShortages {
 // === impl Pace ===
 
 impl Pace {
-    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` is true if an image was
-    /// pulled at any time since its argument.
+    /// The pace of this round. `None` if the round does nothing about the shortage. `has_pulled` returns whether an
+    /// image was pulled at any time since the given time.
     pub(super) fn of(found: Found, has_pulled: impl Fn(Instant) -> bool) -> Option<Self> {
         let is_due = found.now >= found.due;
         if is_due && found.was_short {

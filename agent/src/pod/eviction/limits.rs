@@ -21,8 +21,8 @@ use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, usage};
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
-/// Permits of checks: at most [`usage::CHECKS`] checks run at the same time, and at most two of one namespace. At most
-/// two checks run in addition to the first check of each namespace.
+/// Permits of checks: at most [`usage::CHECKS`] checks run at the same time, and at most two of one namespace. Of all
+/// namespaces together, at most two have a second check.
 static PERMITS: FairPermits = FairPermits::with_further(usage::CHECKS, 2, 2);
 
 /// The task that measures the pods with limits, and evicts pods that exceed their limits.

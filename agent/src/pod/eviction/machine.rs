@@ -32,9 +32,9 @@ pub(super) struct Urgency {
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round: the shorter of the own interval and `other`, the interval of other measurements.
-    /// None if the next round starts with the next renewal of the lease. If no pod can be evicted, there is no own
-    /// interval, because faster rounds would only use CPU.
+    /// The time until the next round: the shorter of the interval for this urgency and `other`, the interval of other
+    /// measurements. None if the next round starts with the next renewal of the lease. If no pod can be evicted, the
+    /// urgency has no interval, because faster rounds would only use CPU.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,
@@ -45,16 +45,16 @@ impl Urgency {
         [own, other].into_iter().flatten().min()
     }
 
-    /// Whether a notification that tasks wait for memory starts a round. Not needed if rounds are already frequent, or if
-    /// no pod can be evicted.
+    /// Whether a notification that tasks wait for memory starts a round. Not needed if rounds are already frequent, or
+    /// if no pod can be evicted.
     pub(super) fn follows_stalls(self) -> bool {
         !self.is_short && !self.is_unrelieved
     }
 }
 
 /// The pod to evict first. For memory, pods above their request are first, then the lowest priority, then the largest
-/// excess over the request. For process IDs the lowest priority is first, then the largest usage. Critical pods, and pods
-/// that use nothing, are excluded.
+/// excess over the request. For process IDs the lowest priority is first, then the largest usage. Critical pods, and
+/// pods that use nothing, are excluded.
 pub(super) fn first(
     pods: &[MeasuredPod<PodUsage>],
     resource: MachineResource,

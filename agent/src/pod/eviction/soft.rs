@@ -76,8 +76,8 @@ impl<R: Copy + PartialEq> Crossed<R> {
 // === impl Due ===
 
 impl<S> Due<S> {
-    /// Selects the shortage by the kind of the threshold. Pods have no grace period below a hard threshold, and at most
-    /// `max_grace` seconds below a soft threshold.
+    /// Selects the shortage by the kind of the threshold. Below a hard threshold pods get the minimum grace period, and
+    /// below a soft threshold at most `max_grace` seconds.
     pub(super) fn of(
         kind: Option<ThresholdKind>,
         hard: Option<S>,

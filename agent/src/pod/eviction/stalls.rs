@@ -1,7 +1,8 @@
-//! Notifications of the kernel that tasks wait for memory (pressure stall information, `Documentation/accounting/psi.rst`).
+//! Notifications of the kernel that tasks wait for memory (pressure stall information,
+//! `Documentation/accounting/psi.rst`).
 //!
-//! A pod can take the free memory of the machine within a renewal interval of the lease. Then tasks begin to wait, and a
-//! notification starts a round at once. The kernel does no work for this while no task waits for memory.
+//! A pod can take the free memory of the machine within a renewal interval of the lease. Then tasks begin to wait, and
+//! a notification starts a round at once. The kernel does no work for this while no task waits for memory.
 #![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
 
 use std::fs::OpenOptions;

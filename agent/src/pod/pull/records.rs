@@ -192,9 +192,9 @@ impl PullRecords {
         }
     }
 
-    /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
-    /// names has no result, because a pod may name the image by digest or id. An image also counts as pulled if its
-    /// record is unreadable.
+    /// Whether a pod may use an image of the store without a pull. While a pull of any of its names has no result, an
+    /// image counts as pulled: a pod may name the image by digest or id. An image also counts as pulled if its record
+    /// is unreadable.
     pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
@@ -257,8 +257,8 @@ impl PullRecords {
         Snapshot(state.records.iter().map(|(id, known)| (id.clone(), known.change)).collect())
     }
 
-    /// Removes the records of a snapshot that have not changed since, and whose images the runtime did not have after the
-    /// snapshot.
+    /// Removes the records of a snapshot that have not changed since, and whose images the runtime did not have after
+    /// the snapshot.
     pub(crate) fn remove_absent(&self, snapshot: Snapshot, is_present: impl Fn(&str) -> bool) {
         for (id, change) in snapshot.0.into_iter().filter(|(id, _)| !is_present(id)) {
             let mut state = self.state();
@@ -402,7 +402,8 @@ impl Drop for RunningPull {
             remove(&self.records.intent_path(&self.image));
         }
         drop(state);
-        // The pod was deleted, so the runtime cancels the pull, unless the pull has just completed.
+        // Usually the pod was deleted: then the runtime cancels the pull, unless the pull has just completed. Otherwise
+        // the record could not be written.
         if self.end == End::Unknown
             && let Ok(tasks) = tokio::runtime::Handle::try_current()
         {

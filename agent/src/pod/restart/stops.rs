@@ -1,7 +1,8 @@
-//! Record of the containers that the agent stops, in the pod's directory. The agent starts some of these containers
-//! again; the others must not continue.
+//! Record of the containers that the agent stops, in the pod's directory: a probe or a post-start hook has failed, or
+//! the container starts again with another image or other resources. A restarted agent stops the recorded containers
+//! that still run.
 //!
-//! The exit code of such a container does not decide whether it starts again. Without the record, an agent that starts
+//! The exit code alone does not decide whether such a container starts again. Without the record, an agent that starts
 //! after the stop would treat the exit as if the container had ended by itself. A failed probe could then end the pod.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -107,8 +107,8 @@ fn all_restarting(input: &StatusInput<'_>, shape: &Shape<'_>, status: &PodStatus
     Some(PodCondition { observed_generation: None, ..done })
 }
 
-/// The condition of a pod that ends because the node is short of a resource, because the machine shuts down, or because a
-/// critical pod needs its resources.
+/// The condition of a pod that the node ends: the node is short of a resource, the machine shuts down, or a critical
+/// pod needs the resources.
 fn disruption(input: &StatusInput<'_>) -> Option<PodCondition> {
     let verdict = input.state.verdict.as_ref().filter(|_| input.state.disrupted)?;
     let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, input, false);

@@ -151,8 +151,8 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     update.uid
 }
 
-/// The newest pending status of the pod, or the given status, which was not sent. The result has `known` and `since` of the
-/// given update, because the API still has the former status.
+/// The newest pending status of the pod, or the given status, which was not sent. The result has `known` and `since` of
+/// the given update, because the API still has the former status.
 fn newest(shared: &Shared, update: Update) -> Update {
     match shared.pending().remove(&update.uid) {
         Some(newer) => Update { known: update.known, since: update.since, ..newer },

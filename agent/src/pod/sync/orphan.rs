@@ -80,8 +80,8 @@ where
     mislabelled
 }
 
-/// The response to a list, which is retried until it succeeds. Another runtime may not respond while it starts: without its
-/// lists, the sandboxes of deleted pods would stay until the next start of the agent, and their containers would end
+/// The response to a list, which is retried until it succeeds. Another runtime may not respond while it starts. Without
+/// its lists, the sandboxes of deleted pods would stay until the next start of the agent. Their containers would end
 /// without their grace periods.
 async fn listed<T, F: Future<Output = Result<T, RuntimeError>>>(
     objects: &'static str,

@@ -20,7 +20,8 @@ use crate::source::is_static;
 const MESSAGE: &str = "Preempted in order to admit critical pod";
 /// Minimum time to wait for the end of a preempted pod. The value is upstream's (`killPodNow`).
 const MIN_WAIT: Duration = Duration::from_secs(10);
-/// Maximum time to wait. Users choose the grace periods of their pods, and must not prevent the start of a critical pod.
+/// Maximum time to wait. Users choose the grace periods of their pods, and must not prevent the start of a critical
+/// pod.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
 /// A pod without a worker.

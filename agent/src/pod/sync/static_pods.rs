@@ -29,8 +29,8 @@ impl Sync {
         self.start(uid, DesiredPod::Gone(pod), None, start_time);
     }
 
-    /// Ends the former versions of a static pod that an earlier agent ran. While the URL of static pods has not responded, it
-    /// is unknown which other static pods must end.
+    /// Ends the former versions of a static pod that an earlier agent ran. While the URL of static pods has not
+    /// responded, it is unknown which other static pods must end.
     fn end_former(&mut self, pod: &Pod) {
         let former = former_versions(&self.static_orphans, pod);
         for (uid, orphan) in former {
@@ -49,8 +49,8 @@ impl Sync {
         self.complete_mirrors();
     }
 
-    /// Permits writes of mirror pods when the static pods and the pods of the API are known. While the manifests cannot be
-    /// read, the mirror pods of running static pods must stay.
+    /// Permits writes of mirror pods when the static pods and the pods of the API are known. While the manifests cannot
+    /// be read, the mirror pods of running static pods must stay.
     pub(super) fn complete_mirrors(&self) {
         if self.are_statics_known && self.orphans.is_none() {
             self.node.statuses.mirrors().complete();

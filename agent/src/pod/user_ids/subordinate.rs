@@ -33,8 +33,8 @@ pub(super) fn blocks(path: &Path) -> io::Result<HashSet<u32>> {
     Ok(merged.into_iter().flatten().map(|block| block * BLOCK).collect())
 }
 
-/// The numbers of the blocks with the ids of a line `user:first:count`. None if the line has no id, or no valid numbers. A
-/// count beyond the last id is valid: newuidmap(1) accepts it.
+/// The numbers of the blocks with the ids of a line `user:first:count`. None if the line has no id, or no valid
+/// numbers. A count beyond the last id is valid: newuidmap(1) accepts it.
 fn range(line: &str) -> Option<RangeInclusive<u32>> {
     let mut fields = line.split(':');
     let (user, first, count) = (fields.next()?, fields.next()?, fields.next()?);

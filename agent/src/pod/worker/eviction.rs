@@ -9,8 +9,8 @@ use crate::source::checkpoint::StoredEviction;
 
 impl Worker {
     /// Takes the eviction of the pod as its verdict, if one was requested. A pod that ends for another reason keeps its
-    /// verdict, but its grace period becomes shorter: users choose grace periods, and must not prevent evictions. A pod that
-    /// has ended is not evicted.
+    /// verdict, but its grace period becomes shorter: users choose grace periods, and must not prevent evictions. A pod
+    /// that has ended is not evicted.
     pub(super) async fn take_eviction(&mut self, desired: &DesiredPod) {
         let Some(evicted) = self.node.evictions.take(&self.uid) else { return };
         shorten(&mut self.state, evicted.grace);

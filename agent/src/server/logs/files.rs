@@ -32,8 +32,8 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 
 /// Start of the last `count` lines: index of the file, and offset in it.
 ///
-/// A line in several parts counts as one line, even if its last part is not written yet. The result of a cancelled search is the
-/// start of the log.
+/// A line in several parts counts as one line, even if its last part is not written yet. The result of a cancelled
+/// search is the start of the log.
 pub(super) fn tail(
     files: &[PathBuf],
     count: usize,
@@ -66,8 +66,8 @@ struct TailSearch<'a> {
 }
 
 impl TailSearch<'_> {
-    /// Searches backwards for the end of the line before the wanted lines. Returns its offset. `None` if the search is cancelled,
-    /// or if the file has no such line.
+    /// Searches backwards for the end of the line before the wanted lines. Returns its offset. `None` if the search is
+    /// cancelled, or if the file has no such line.
     fn search_backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;
         let mut end = file.seek(SeekFrom::End(0))?;

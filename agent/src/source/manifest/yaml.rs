@@ -8,7 +8,8 @@ use serde_json::{Map, Number, Value};
 
 /// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections.
 const MAX_STEPS: usize = 1 << 28;
-/// Maximum size of the tree of a document in bytes, in addition to twice the size of the document. Aliases expand the tree.
+/// Maximum size of the tree of a document in bytes, in addition to twice the size of the document. Aliases expand the
+/// tree.
 const EXPANSION: usize = 64 << 10;
 
 /// Parses the first document. The parsers limit the depth to 128 levels.

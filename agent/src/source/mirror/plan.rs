@@ -92,8 +92,8 @@ impl State {
         }
     }
 
-    /// Records that the mirror pod with the uid `mirror` has the status. The watch delivers it later: a report before that
-    /// must start from this status.
+    /// Records that the mirror pod with the uid `mirror` has the status. The watch delivers it later: a report before
+    /// that must start from this status.
     pub(super) fn reported(&mut self, uid: &str, mirror: &str, status: &PodStatus) {
         if let Some(static_pod) = self.static_pods.get_mut(uid) {
             static_pod.reported = Some((mirror.to_owned(), Box::new(status.clone())));
@@ -202,8 +202,8 @@ impl Mirror {
         })
     }
 
-    /// The status with the class and the start time of the mirror pod. The class is immutable, and the API server sets it.
-    /// A restart of the agent does not change the start time, as upstream (`updateStatusInternal`).
+    /// The status with the class and the start time of the mirror pod. The class is immutable, and the API server sets
+    /// it. A restart of the agent does not change the start time, as upstream (`updateStatusInternal`).
     fn with_own_fields(&self, status: &PodStatus) -> PodStatus {
         let class = self.status.qos_class.as_ref().or(status.qos_class.as_ref());
         let start_time = self.status.start_time.as_ref().or(status.start_time.as_ref());

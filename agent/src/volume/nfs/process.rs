@@ -1,5 +1,5 @@
-//! The process that mounts an NFS export. A server that does not answer blocks mount(2): a process can be killed then, a
-//! thread cannot.
+//! The process that mounts an NFS export. A server that does not answer blocks mount(2): a process can be killed then,
+//! a thread cannot.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;

@@ -48,8 +48,8 @@ impl PlannedRange {
 // === impl Owners ===
 
 impl<'a> Owners<'a> {
-    /// If several peers announce one address, the owner is the peer from whose name the address is derived, otherwise the
-    /// first peer. If the address is derived from the names of several peers, none of them is the owner.
+    /// If several peers announce one address, the owner is the peer from whose name the address is derived, otherwise
+    /// the first peer. If the address is derived from the names of several peers, none of them is the owner.
     pub(super) fn of(planned: &[(&'a String, Vec<PlannedRange>)]) -> Self {
         let mut owners = Self(HashMap::with_capacity_and_hasher(planned.len(), RandomState::default()));
         for (name, ranges) in planned {
