@@ -1,7 +1,7 @@
 //! The plugin `bridge`: a bridge of the host, and a veth pair from the bridge into each sandbox.
 //!
 //! Order of ADD: configuration, addresses, then the kernel. A failed ADD is undone at once. If the failed ADD made the
-//! bridge, the bridge is removed.
+//! bridge, the bridge is removed, unless another attachment uses it.
 
 mod config;
 
@@ -129,12 +129,17 @@ impl Bridge<'_> {
         let (bridge, is_new) = links.ensure_bridge(&conf.bridge, wanted).await?;
         let made = self.connect(netns, &bridge, answer).await;
         if made.is_err() && is_new {
-            if let Some(vlan) = conf.vlans.native {
-                links.delete(&conf.gateway_of(vlan)).await?;
-            }
-            links.delete_bridge(&conf.bridge).await?;
+            links.delete_unshared_bridge(&bridge, &self.own_ports()).await?;
         }
         made
+    }
+
+    /// Names of the ports that this attachment makes: its own and that of the VLAN's gateway.
+    fn own_ports(&self) -> Vec<String> {
+        let (conf, request) = (&self.conf, self.request);
+        let gateway = conf.vlans.native.map(|vlan| host_interface(&conf.bridge, &conf.gateway_of(vlan)));
+        let own = host_interface(&request.container_id, &request.ifname);
+        gateway.into_iter().chain([own]).collect()
     }
 
     /// Adds gateways and default routes that the IPAM plugin did not return.

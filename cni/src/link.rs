@@ -250,6 +250,20 @@ impl Links {
         }
     }
 
+    /// Removes the bridge with these ports, unless it has other ports. Calls of [`ensure_bridge`](Self::ensure_bridge)
+    /// wait meanwhile.
+    pub(crate) async fn delete_unshared_bridge(&self, bridge: &Link, own: &[String]) -> Result<(), Error> {
+        let _guard = self.bridge_lock.lock().await;
+        let ports = self.ports(bridge).await?;
+        if ports.iter().any(|port| !own.contains(&port.name)) {
+            return Ok(());
+        }
+        for port in ports {
+            self.delete(&port.name).await?;
+        }
+        self.delete(&bridge.name).await
+    }
+
     /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it. Such a bridge has a
     /// hardware address with our prefix. Either it has addresses, all of which are ours, or it is not in use.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
@@ -414,7 +428,30 @@ where
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::{in_new_namespace_async, ip};
+
     use super::*;
+
+    #[test]
+    fn a_bridge_with_a_port_of_another_attachment_is_not_removed() {
+        in_new_namespace_async(|| async {
+            let links = Links::in_own_namespace().unwrap();
+            let (bridge, is_new) = links.ensure_bridge("br0", Bridge::default()).await.unwrap();
+            assert!(is_new);
+            for port in ["own", "other"] {
+                ip(&format!("link add {port} type veth peer name {port}-in"));
+                ip(&format!("link set {port} master br0"));
+            }
+            let own = ["own", "not-made"].map(str::to_owned);
+            links.delete_unshared_bridge(&bridge, &own).await.unwrap();
+            assert_eq!(links.ports(&bridge).await.unwrap().len(), 2, "another attachment uses the bridge");
+            ip("link del other");
+            links.delete_unshared_bridge(&bridge, &own).await.unwrap();
+            for name in ["br0", "own"] {
+                assert!(links.find(name).await.unwrap().is_none(), "{name}");
+            }
+        });
+    }
 
     #[test]
     fn hardware_addresses_are_read_and_written() {
