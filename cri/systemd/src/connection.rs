@@ -1,16 +1,15 @@
 //! A connection to systemd and its calls (org.freedesktop.systemd1(5)). Blocking.
 
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::message::{self, FIXED, Incoming, Value, Writer};
 use crate::property::Property;
 
 /// systemd's private socket. Only root can use it, and it needs no message bus.
 const SOCKET: &str = "/run/systemd/private";
-/// Timeout of one read or write. A stop may send nothing for that long, because systemd waits for processes. A call can
-/// take longer: each message about another unit begins a new read.
+/// Timeout of a call with its job. A stop can take long, because systemd waits for processes.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 const NO_SUCH_UNIT: &str = "org.freedesktop.systemd1.NoSuchUnit";
@@ -54,9 +53,19 @@ pub enum Error {
 #[derive(Debug)]
 pub struct Systemd {
     stream: UnixStream,
+    /// Timeout of each call.
+    timeout: Duration,
+    /// End of the current call.
+    deadline: Instant,
     serial: u32,
     /// Jobs that ended before the reply with their name arrived.
     ended: Vec<(String, String)>,
+}
+
+/// A stream whose reads and writes end at a deadline.
+struct UntilDeadline<'a> {
+    stream: &'a UnixStream,
+    deadline: Instant,
 }
 
 // === impl Systemd ===
@@ -68,9 +77,13 @@ impl Systemd {
     /// If systemd is not this machine's init, or refuses the connection.
     pub fn connect() -> Result<Self, Error> {
         let stream = UnixStream::connect(SOCKET).map_err(Error::Connect)?;
-        let mut systemd = Self { stream, serial: 0, ended: Vec::new() };
+        let systemd = Self::over(stream, TIMEOUT);
         systemd.authenticate().map_err(Error::Connect)?;
         Ok(systemd)
+    }
+
+    fn over(stream: UnixStream, timeout: Duration) -> Self {
+        Self { stream, timeout, deadline: Instant::now() + timeout, serial: 0, ended: Vec::new() }
     }
 
     /// Makes a scope of these processes in a slice. The scope is delegated: the tree below it and its limits belong to
@@ -167,8 +180,9 @@ impl Systemd {
     ) -> Result<String, Error> {
         self.serial += 1;
         self.ended.clear();
+        self.deadline = Instant::now() + self.timeout;
         let call = message::call(self.serial, member, signature, body);
-        self.stream.write_all(&call).map_err(Error::Communication)?;
+        self.bounded().write_all(&call).map_err(Error::Communication)?;
         loop {
             match self.receive().map_err(Error::Communication)? {
                 Incoming::Reply { to, text } if to == self.serial => return Ok(text),
@@ -184,11 +198,12 @@ impl Systemd {
     fn receive(&mut self) -> io::Result<Incoming> {
         let damaged = || io::Error::from(io::ErrorKind::InvalidData);
         let mut fixed = [0; FIXED];
-        self.stream.read_exact(&mut fixed)?;
+        let mut stream = self.bounded();
+        stream.read_exact(&mut fixed)?;
         let mut whole = fixed.to_vec();
         whole.resize(FIXED + message::rest(&fixed).ok_or_else(damaged)?, 0);
         if let Some(rest) = whole.get_mut(FIXED..) {
-            self.stream.read_exact(rest)?;
+            stream.read_exact(rest)?;
         }
         let received = message::parse(&whole).unwrap_or(Incoming::Other);
         if let Incoming::JobRemoved { job, result } = &received {
@@ -198,19 +213,18 @@ impl Systemd {
     }
 
     /// Authenticates by the peer credentials (D-Bus specification, "Authentication Protocol").
-    fn authenticate(&mut self) -> io::Result<()> {
-        self.stream.set_read_timeout(Some(TIMEOUT))?;
-        self.stream.set_write_timeout(Some(TIMEOUT))?;
+    fn authenticate(&self) -> io::Result<()> {
+        let mut stream = self.bounded();
         let user = nix::unistd::geteuid().to_string();
         let user: String = user.bytes().map(|digit| format!("{digit:02x}")).collect();
         // BEGIN is sent together with AUTH. If BEGIN came together with the first call, systemd would not
         // process the call before more data arrives.
         let request = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
-        self.stream.write_all(request.as_bytes())?;
+        stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         let mut byte = [0];
         while !answer.ends_with(b"\r\n") && answer.len() < 256 {
-            self.stream.read_exact(&mut byte)?;
+            stream.read_exact(&mut byte)?;
             answer.extend(byte);
         }
         if !answer.starts_with(b"OK") {
@@ -219,11 +233,74 @@ impl Systemd {
         }
         Ok(())
     }
+
+    /// The stream with the deadline of the current call.
+    fn bounded(&self) -> UntilDeadline<'_> {
+        UntilDeadline { stream: &self.stream, deadline: self.deadline }
+    }
+}
+
+// === impl UntilDeadline ===
+
+impl UntilDeadline<'_> {
+    /// The time until the deadline, which has not passed.
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for UntilDeadline<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.read(buffer).map_err(timed_out)
+    }
+}
+
+impl Write for UntilDeadline<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        let mut stream = self.stream;
+        stream.write(bytes).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The kernel reports a timeout of a socket as EAGAIN.
+fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
+    }
 }
 
 fn ignore_absent(result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(Error::Refused { name, .. }) if name == NO_SUCH_UNIT => Ok(()),
         result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_about_other_units_do_not_extend_a_call() {
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        let mut systemd = Systemd::over(stream, Duration::from_millis(20));
+        let other = message::call(1, "UnitNew", "", &Writer::default());
+        // The thread ends when the connection is closed.
+        let sender = std::thread::spawn(move || while peer.write_all(&other).is_ok() {});
+        let error = systemd.set("a.slice", &[("MemoryMax", Value::Number(1))]).unwrap_err();
+        let is_timeout =
+            matches!(&error, Error::Communication(source) if source.kind() == io::ErrorKind::TimedOut);
+        assert!(is_timeout, "{error:?}");
+        drop(systemd);
+        sender.join().unwrap();
     }
 }
