@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_tree::mountinfo::unescaped;
 use coracle_values::CollectMap;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
@@ -139,10 +140,10 @@ fn mounts_of_v1(mountinfo: &str) -> BTreeMap<String, PathBuf> {
         let (Some(mount), Some(options)) = (left.split(' ').nth(4), right.split(' ').nth(1)) else {
             continue;
         };
-        let mount = mount.replace("\\040", " ").replace("\\134", "\\");
+        let mount = unescaped(mount);
         for option in options.split(',').filter(|option| V1_CONTROLLERS.contains(option)) {
             let name = option.trim_start_matches("name=").to_owned();
-            mounts.entry(name).or_insert_with(|| PathBuf::from(&mount));
+            mounts.entry(name).or_insert_with(|| mount.clone());
         }
     }
     mounts

@@ -12,6 +12,7 @@ use coracle_proto::cri::runtime_service_server::RuntimeService;
 use coracle_proto::cri::{ListPodSandboxRequest, RemovePodSandboxRequest, StopPodSandboxRequest};
 use coracle_systemd::property::v1;
 use coracle_systemd::{Systemd, unit};
+use coracle_tree::mountinfo::unescaped;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tonic::Request;
@@ -264,13 +265,13 @@ fn remove_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result<()> {
     let mounts = coracle_tree::read_lossy("/proc/self/mountinfo")?;
     for (hierarchy, is_systemds) in mounts.lines().filter_map(hierarchy) {
         for group in &groups {
-            let cgroup = below(hierarchy, group);
+            let cgroup = below(&hierarchy, group);
             coracle_tree::cgroup::remove(&cgroup)
                 .with_context(|| format!("cannot remove {}", cgroup.display()))?;
         }
         if driver == CgroupDriver::Cgroupfs || !is_systemds {
             // A parent with other cgroups in it cannot be removed and stays.
-            let mut made = below(hierarchy, &root);
+            let mut made = below(&hierarchy, &root);
             while made != hierarchy && std::fs::remove_dir(&made).is_ok() && made.pop() {}
         }
     }
@@ -292,10 +293,10 @@ fn remove_slices(root: &str) -> anyhow::Result<OwnCgroups> {
 }
 
 /// Mount point of the cgroup hierarchy in a line of mountinfo, and whether systemd removes its cgroups.
-fn hierarchy(line: &str) -> Option<(&Path, bool)> {
+fn hierarchy(line: &str) -> Option<(PathBuf, bool)> {
     let (mount, rest) = line.split_once(" - cgroup")?;
     let options = rest.rsplit(' ').next().unwrap_or_default();
-    Some((Path::new(mount.split(' ').nth(4)?), rest.starts_with('2') || v1::manages(options)))
+    Some((unescaped(mount.split(' ').nth(4)?), rest.starts_with('2') || v1::manages(options)))
 }
 
 fn below(hierarchy: &Path, group: &str) -> PathBuf {
@@ -320,10 +321,8 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The mount points below `dir`, the deepest first. `table` is the text of mountinfo, which escapes blanks and
-/// backslashes.
+/// The mount points below `dir`, the deepest first. `table` is the text of mountinfo.
 fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
-    let unescaped = |point: &str| PathBuf::from(point.replace("\\040", " ").replace("\\134", "\\"));
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);
     let mut points: Vec<PathBuf> = points.filter(|point| point.starts_with(dir) && point != dir).collect();
     points.sort_by_key(|point| std::cmp::Reverse(point.as_os_str().len()));
@@ -476,7 +475,7 @@ mod tests {
         assert_eq!(is_systemds("tmpfs tmpfs rw"), None);
         assert_eq!(
             hierarchy(&line("cgroup cgroup rw,cpuset")).map(|(at, _)| at),
-            Some(Path::new("/sys/fs/cgroup/x"))
+            Some(PathBuf::from("/sys/fs/cgroup/x"))
         );
     }
 }

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io;
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use coracle_tree::mountinfo::unescaped;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
 use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
@@ -242,19 +242,9 @@ fn mount_points(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(mountinfo.lines().filter_map(mount_point).filter(|point| point.starts_with(path)).collect())
 }
 
-/// The fifth field of a line of mountinfo, in which blanks are written as octal escapes.
+/// The mount point in a line of mountinfo.
 fn mount_point(line: &str) -> Option<PathBuf> {
-    let field = line.split(' ').nth(4)?.as_bytes();
-    let mut bytes = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((first, tail)) = rest.split_first() {
-        let escape = (*first == b'\\')
-            .then(|| tail.get(..3).and_then(|o| u8::from_str_radix(std::str::from_utf8(o).ok()?, 8).ok()))
-            .flatten();
-        bytes.push(escape.unwrap_or(*first));
-        rest = if escape.is_some() { &tail[3..] } else { tail };
-    }
-    Some(PathBuf::from(std::ffi::OsString::from_vec(bytes)))
+    line.split(' ').nth(4).map(unescaped)
 }
 
 #[cfg(test)]

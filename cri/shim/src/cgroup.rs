@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 use coracle_systemd::property::v1;
-use coracle_tree::mountinfo::cgroup_controllers;
+use coracle_tree::mountinfo::{cgroup_controllers, unescaped};
 
 use crate::kernel;
 use crate::process::ProcDirectory;
@@ -180,7 +180,7 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
             continue;
         }
         if let Some(mount) = left.next() {
-            found.push(Hierarchy { mount: PathBuf::from(mount), controllers });
+            found.push(Hierarchy { mount: unescaped(mount), controllers });
         }
     }
     found

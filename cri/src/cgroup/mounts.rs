@@ -3,7 +3,7 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use coracle_tree::mountinfo::cgroup_controllers;
+use coracle_tree::mountinfo::{cgroup_controllers, unescaped};
 
 /// A hierarchy and the mount point of its root.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,8 +41,7 @@ fn root_mount(line: &str) -> Option<(&str, Hierarchy)> {
     let mut right = right.split(' ');
     let (kind, options) = (right.next()?, right.nth(1).unwrap_or_default());
     let controllers = cgroup_controllers(kind, options)?;
-    let mount = PathBuf::from(mount.replace("\\040", " ").replace("\\134", "\\"));
-    (root == "/").then_some((device, Hierarchy { mount, controllers }))
+    (root == "/").then(|| (device, Hierarchy { mount: unescaped(mount), controllers }))
 }
 
 #[cfg(test)]

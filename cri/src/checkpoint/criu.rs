@@ -11,6 +11,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use coracle_tree::mountinfo::unescaped;
 use nix::sched::{CloneFlags, setns};
 use oci_spec::runtime::Spec;
 
@@ -187,7 +188,7 @@ fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
     let mut fields = line.split(' ').skip(2);
     let device = fields.next()?;
     let mount_point = fields.nth(1)?;
-    Some((device, PathBuf::from(mount_point.replace("\\040", " ").replace("\\134", "\\"))))
+    Some((device, unescaped(mount_point)))
 }
 
 /// The last errors of a log, without time and source location.
@@ -224,9 +225,10 @@ mod tests {
             15 10 0:28 / /dev/shm rw - tmpfs shm rw\n\
             16 10 0:24 /pod/c /sys/fs/cgroup ro - cgroup2 cgroup rw\n\
             17 10 0:25 /hosts /etc/hosts rw - tmpfs run rw\n\
-            18 10 8:1 /data /my\\040data rw - ext4 disk rw\n";
+            18 10 8:1 /data /my\\040data rw - ext4 disk rw\n\
+            19 10 8:1 /logs /tab\\011\\012line rw - ext4 disk rw\n";
         let own = ["/", "/proc", "/dev"].map(PathBuf::from).into();
-        let places = ["/proc/kcore", "/dev/shm", "/sys/fs/cgroup", "/etc/hosts", "/my data"];
+        let places = ["/proc/kcore", "/dev/shm", "/sys/fs/cgroup", "/etc/hosts", "/my data", "/tab\t\nline"];
         assert_eq!(external(mountinfo, &own), places.map(PathBuf::from));
     }
 
