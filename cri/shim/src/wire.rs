@@ -9,8 +9,8 @@ use coracle_proto::shim::error::Kind;
 use coracle_proto::shim::{Event, Packet, Reply, Request, packet, reply};
 use nix::cmsg_space;
 use nix::sys::socket::{
-    AddressFamily, Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr,
-    accept4, bind, listen, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, Backlog, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, listen,
+    recvmsg, sendmsg, setsockopt, socket, sockopt,
 };
 use prost::Message as _;
 
@@ -115,12 +115,10 @@ impl Agent {
         let mut slices = [IoSliceMut::new(&mut buffer)];
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
         let message = recvmsg::<()>(raw, &mut slices, Some(&mut control), flags)?;
-        let bytes = message.bytes;
-        let mut fds = Vec::new();
-        for part in message.cmsgs()? {
-            if let ControlMessageOwned::ScmRights(raw) = part {
-                fds.append(&mut kernel::adopt(raw));
-            }
+        let (bytes, is_cut) = (message.bytes, message.flags.contains(MsgFlags::MSG_CTRUNC));
+        let fds = received_fds(&control);
+        if is_cut {
+            return Err(nix::Error::ENOBUFS);
         }
         buffer.truncate(bytes);
         Ok(if bytes == 0 { None } else { Some((buffer, fds)) })
@@ -186,6 +184,21 @@ impl AsFd for Agent {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
+}
+
+/// Takes the descriptors in a received control message (`struct cmsghdr`). nix does not return them if there were more
+/// than fit, or than this process may open. `control` was zeroed before, so that without a message its length is 0.
+fn received_fds(control: &[u8]) -> Vec<OwnedFd> {
+    const WORD: usize = size_of::<usize>();
+    const HEADER: usize = WORD + 2 * size_of::<i32>();
+    let number =
+        |at: usize| control.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    let length = control.first_chunk::<WORD>().map_or(0, |length| usize::from_ne_bytes(*length));
+    if (number(WORD), number(WORD + 4)) != (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+        return Vec::new();
+    }
+    let raw = control.get(HEADER..length).unwrap_or_default().chunks_exact(size_of::<RawFd>());
+    kernel::adopt(raw.filter_map(|fd| fd.try_into().ok()).map(RawFd::from_ne_bytes).collect())
 }
 
 /// Fuzz target for arbitrary packets: an invalid packet ends the connection, every request is answered with its id, and
@@ -257,5 +270,21 @@ mod tests {
         assert!(matches!(connection.receive(), Received::Request { fds, .. } if fds.len() == MAX_FDS));
         send(MAX_FDS + 1);
         assert!(matches!(connection.receive(), Received::End));
+    }
+
+    #[test]
+    fn the_descriptors_of_a_packet_with_too_many_are_closed() {
+        use std::io::Read as _;
+        let (connection, agent) = pair();
+        let (mut end, other_end) = std::os::unix::net::UnixStream::pair().unwrap();
+        end.set_nonblocking(true).unwrap();
+        let raw = [other_end.as_raw_fd(); MAX_FDS + 1];
+        let rights = [ControlMessage::ScmRights(&raw)];
+        let packet = [IoSlice::new(b"packet")];
+        sendmsg::<()>(agent.as_raw_fd(), &packet, &rights, MsgFlags::MSG_DONTWAIT, None).unwrap();
+        drop(other_end);
+        assert!(matches!(connection.receive(), Received::End));
+        // Children that other tests start have a copy until they execute a program.
+        coracle_testing::eventually("the end of the stream", 10, || end.read(&mut [0]).is_ok());
     }
 }
