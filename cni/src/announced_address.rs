@@ -31,10 +31,8 @@ pub async fn announce_address(
     node: Option<IpAddr>,
     lifetime: Duration,
 ) -> Result<(), Error> {
-    let none = || Error::Changed {
-        what: format!("the address {address}"),
-        reason: "no interface of this node is in its network".to_owned(),
-    };
+    let refused = |reason| Error::NotAnnounced { address, reason };
+    let none = || refused("no interface of this node is in its network");
     let name = interface_of(address).or_else(|| interface_with(node?)).ok_or_else(none)?;
     let links = Links::in_own_namespace()?;
     let link = links.get(&name).await?;
@@ -43,10 +41,7 @@ pub async fn announce_address(
     let is_new = !present.iter().any(|present| same(&present));
     // If the node's own address got a lifetime, the kernel would remove it.
     if present.iter().filter(same).any(is_node_address) {
-        return Err(Error::Changed {
-            what: format!("the address {address}"),
-            reason: "it belongs to this node".to_owned(),
-        });
+        return Err(refused("it belongs to this node"));
     }
     let seconds = u32::try_from(lifetime.as_secs()).unwrap_or(u32::MAX);
     links.add_expiring(&link, address, seconds).await?;
@@ -188,7 +183,10 @@ mod tests {
                 let address = address.parse().unwrap();
                 runtime.block_on(announce_address(address, None, Duration::from_secs(60)))
             };
-            assert!(announced("203.0.113.7").is_err(), "no interface is in its network");
+            assert_eq!(
+                announced("203.0.113.7").unwrap_err().to_string(),
+                "cannot announce the address 203.0.113.7: no interface of this node is in its network"
+            );
             for address in ["192.0.2.77", "fd99::77"] {
                 announced(address).unwrap();
                 announced(address).unwrap();
@@ -200,7 +198,10 @@ mod tests {
                 assert!((1..=60).contains(&left), "{line}");
             }
             for own in ["192.0.2.1", "fd99::1"] {
-                assert!(announced(own).is_err(), "an address of the node");
+                assert_eq!(
+                    announced(own).unwrap_err().to_string(),
+                    format!("cannot announce the address {own}: it belongs to this node")
+                );
                 runtime.block_on(withdraw_address(own.parse().unwrap())).unwrap();
                 assert!(
                     ip("addr show dev uplink0").contains(&format!("{own}/")),

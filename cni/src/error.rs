@@ -119,6 +119,14 @@ pub enum Error {
         /// The difference.
         reason: String,
     },
+    /// An address of a load balancer cannot be announced from this node.
+    #[error("cannot announce the address {address}: {reason}")]
+    NotAnnounced {
+        /// The address.
+        address: std::net::IpAddr,
+        /// The reason.
+        reason: &'static str,
+    },
     /// The sandbox already has an interface with the name of the new one.
     #[error("an interface named {name} exists in the sandbox")]
     InterfaceExists {
@@ -319,7 +327,7 @@ impl Error {
             Self::CutOff { .. } => 51,
             Self::Plugin { code, .. } => *code,
             Self::NoPlugin { .. } => 100,
-            Self::Changed { .. } | Self::NotGiven { .. } => 101,
+            Self::Changed { .. } | Self::NotGiven { .. } | Self::NotAnnounced { .. } => 101,
             Self::AddressTaken { .. }
             | Self::MacTaken { .. }
             | Self::HostPortTaken { .. }
