@@ -233,7 +233,7 @@ impl Overlay {
             SharedName { kind: "route protocol number", name: &number, setting: "--overlay-route-protocol" },
         ];
         let names = NameLocks::take(&names).await;
-        self.names = Some(names.map_err(|error| OverlayError::NameInUse(Box::new(error)))?);
+        self.names = Some(names.map_err(|error| OverlayError::NameLock(Box::new(error)))?);
         Ok(())
     }
 

@@ -534,7 +534,7 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
         let same = |interface: &str| OverlayConfig { interface: interface.into(), ..config(1, VXLAN) };
         let refused = async |interface: &str, taken: &str, setting: &str| {
             let refused = Overlay::open(same(interface)).unwrap().lock_names().await.unwrap_err();
-            let why = std::error::Error::source(&refused).unwrap().to_string();
+            let why = refused.to_string();
             assert!(why.contains(taken) && why.contains(setting), "{why}");
         };
         // Each call waits some seconds for the end of the other process, so the calls run at the same time.

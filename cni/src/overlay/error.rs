@@ -15,9 +15,10 @@ pub enum OverlayError {
         #[source]
         source: io::Error,
     },
-    /// Another overlay in this network namespace has the same interface name or route protocol number.
-    #[error("the overlay's interface name or route protocol number is in use")]
-    NameInUse(#[source] Box<crate::error::Error>),
+    /// Another overlay in this network namespace has the same interface name or route protocol number, or their lock
+    /// cannot be taken.
+    #[error(transparent)]
+    NameLock(Box<crate::error::Error>),
     /// A route protocol number that is reserved by Linux.
     #[error(
         "{number} is not a valid route protocol number for the overlay: use 5 to 255, Linux reserves 0 to 4"
@@ -119,5 +120,19 @@ impl std::fmt::Display for ForeignDevice {
             Self::Here(name) => write!(f, "the interface {name}"),
             Self::Elsewhere => f.write_str("an interface that was moved to another network namespace"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_lock_is_not_reported_as_a_name_in_use() {
+        let object = "overlay interface o".to_owned();
+        let source = io::Error::other("denied");
+        let lock = crate::error::Error::Name { object, path: "/locks".into(), source };
+        let text = coracle_error_chain::chain(&OverlayError::NameLock(Box::new(lock)));
+        assert_eq!(text, "cannot reserve overlay interface o: cannot lock /locks: denied");
     }
 }
