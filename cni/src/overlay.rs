@@ -351,8 +351,7 @@ impl Overlay {
     /// # Errors
     /// When the kernel does not report the setting.
     pub fn offload(&self) -> Result<Offload, OverlayError> {
-        let devices = self.plan.tables().devices.keys().filter(|port| self.known && **port != Port::Tun);
-        for name in devices.filter_map(|port| self.kernel.name(*port)) {
+        for name in self.vxlan_devices() {
             let state = offload::get(name);
             let state = state.map_err(|source| OverlayError::Change {
                 what: format!("to read the checksum offload of {name}"),
@@ -365,14 +364,13 @@ impl Overlay {
         Ok(Offload::On)
     }
 
-    /// Lets the devices (`on`) or the kernel compute checksums. Some networks lose packets whose checksums the device
-    /// computed.
+    /// Lets the VXLAN devices (`on`) or the kernel compute checksums. Some networks lose packets whose checksums the
+    /// device computed.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn set_offload(&self, on: bool) -> Result<(), OverlayError> {
-        let devices = self.plan.tables().devices.keys().filter(|_| self.known);
-        for name in devices.filter_map(|port| self.kernel.name(*port)) {
+        for name in self.vxlan_devices() {
             let set = offload::set(name, on);
             set.map_err(|source| OverlayError::Change {
                 what: format!("to change the checksum offload of {name}"),
@@ -380,6 +378,13 @@ impl Overlay {
             })?;
         }
         Ok(())
+    }
+
+    /// The names of the VXLAN devices. A tun device never computes checksums.
+    fn vxlan_devices(&self) -> impl Iterator<Item = &str> {
+        let devices = self.plan.tables().devices.keys();
+        let devices = devices.filter(move |port| self.known && **port != Port::Tun);
+        devices.filter_map(move |port| self.kernel.name(*port))
     }
 
     /// Removes all objects of the overlay from the kernel.

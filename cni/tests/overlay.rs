@@ -256,8 +256,12 @@ fn pods_reach_pods_by_routes_alone() {
 
 #[test]
 fn pods_reach_pods_in_udp_where_the_kernel_has_no_vxlan() {
-    between_two_nodes(Backend::Udp, 1452, |_, _| {
+    between_two_nodes(Backend::Udp, 1452, |overlay, _| {
         assert!(ip("-d link show coracle.1-udp").contains("tun type tun"));
+        // A tun device never computes checksums, so that the setting stays as it is.
+        overlay.set_offload(false).unwrap();
+        assert!(!ip("link show coracle.1-udp").contains("checksum offload is off"));
+        assert_eq!(overlay.offload().unwrap(), Offload::On);
     });
 }
 
