@@ -7,7 +7,7 @@
 use futures::{StreamExt, TryStreamExt, stream};
 use tokio::sync::watch;
 
-use crate::digest::Digest;
+use crate::digest::{Digest, InvalidDigest};
 use crate::error::{Cause, Error, ErrorKind};
 use crate::image::{Image, Login, ProgressFn, PullProgress};
 use crate::images::{Images, NewImage, StoreError};
@@ -42,6 +42,8 @@ pub(crate) enum PullError {
     Store(#[from] StoreError),
     #[error("the configuration is not UTF-8 text")]
     ConfigText,
+    #[error(transparent)]
+    Digest(#[from] InvalidDigest),
     #[error("the pull was stopped")]
     Stopped,
     /// Internal: the caller repeats the fetch. A pull never returns this error.
@@ -137,7 +139,8 @@ async fn pull(
     }
     let top = match reference.target() {
         Target::Tag(tag) => pull.registry.resolve(tag).await?,
-        Target::Digest(digest) => pull.registry.by_digest(parse_digest(digest)?).await?,
+        // The digest was validated when the reference was parsed.
+        Target::Digest(digest) => pull.registry.by_digest(digest.parse::<Digest>()?).await?,
     };
     let names = table::names(reference, Some(top.digest));
     let found = pull.find(&top).await?;
@@ -298,11 +301,6 @@ fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<WantedLayer> {
     (0..all.len()).filter(|at| !again_above(*at)).map(|at| all[at].clone()).collect()
 }
 
-fn parse_digest(digest: &str) -> Result<Digest, PullError> {
-    // The digest was validated when the reference was parsed.
-    digest.parse().map_err(|_invalid| PullError::ConfigText)
-}
-
 // === impl PullError ===
 
 impl PullError {
@@ -313,6 +311,7 @@ impl PullError {
             PullError::Manifest(error) => error.kind(),
             PullError::Unpack { source, .. } => source.kind(),
             PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
+            PullError::Digest(_) => ErrorKind::InvalidReference,
             PullError::Layer(error) => error.kind(),
             PullError::Store(error) => error.kind(),
             PullError::Stopped | PullError::TimeSliceOver => ErrorKind::Unavailable,

@@ -4,6 +4,14 @@ use super::store;
 use crate::ErrorKind;
 use crate::digest::{Algorithm, Digest};
 use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar};
+use crate::pull::PullError;
+
+#[test]
+fn an_invalid_digest_is_an_error_of_the_reference() {
+    let error = PullError::from("sha256:1".parse::<Digest>().unwrap_err());
+    assert_eq!(error.kind(), ErrorKind::InvalidReference);
+    assert_eq!(error.to_string(), "\"sha256:1\" is not a sha256 or sha512 digest");
+}
 
 fn by_512(content: &str) -> String {
     Digest::by(Algorithm::Sha512, content.as_bytes()).to_string()
