@@ -34,9 +34,12 @@ pub enum Blocked {
     /// The file system still blocks an earlier attempt.
     #[error("a file system has not responded to an earlier attempt yet")]
     Earlier,
-    /// No thread can be started, or the work panicked.
+    /// No thread can be started.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
+    /// The work panicked.
+    #[error("the work on a file system panicked")]
+    Panicked,
 }
 
 /// Whether the caller has stopped waiting for the result. Then the work must leave nothing behind.
@@ -111,7 +114,7 @@ async fn run_within<T: Send + 'static>(limit: Duration, path: &Path, work: Work<
     THREADS.run(on_thread).map_err(Blocked::Thread)?;
     match tokio::time::timeout(limit, result).await {
         Ok(Ok(result)) => Ok(result),
-        Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),
+        Ok(Err(_panicked)) => Err(Blocked::Panicked),
         Err(_elapsed) => Err(Blocked::Timeout(limit)),
     }
 }
@@ -254,6 +257,12 @@ mod tests {
         static WORK: FileWork = FileWork::new(1);
         assert!(WORK.run(|| assert_eq!(1, 2)).await.is_err());
         assert_eq!(WORK.run(|| 7).await.expect("a permit"), 7);
+    }
+
+    #[tokio::test]
+    async fn a_panic_of_the_work_is_not_reported_as_a_failed_start() {
+        let result = run(Path::new("/panic"), |_| assert_eq!(1, 2)).await;
+        assert!(matches!(result, Err(Blocked::Panicked)), "{result:?}");
     }
 
     #[tokio::test]
