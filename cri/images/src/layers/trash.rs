@@ -1,4 +1,4 @@
-//! The trash: removed layers that are being deleted in the background.
+//! The trash: removed layers that are being deleted in the background. Its directory is `rubbish/`.
 //!
 //! A removed layer is renamed into the trash directory and deleted by a few threads. Deleting may take
 //! seconds for a large image, for example on a disk that discards freed blocks. The next process
