@@ -72,7 +72,7 @@ fn first_kill(point: &str) -> &'static str {
         "numbered" => "start.runs",
         "stopped" => "stop-pod.begun",
         "bundle-forgotten" => "remove.forgotten",
-        "ended" | "told" => "stop-pod.shim",
+        "ended" | "replayed" => "stop-pod.shim",
         of if of.starts_with("container-") => "create.made",
         // Recovery checks the network of every pod. A partly created pod has the most state.
         _ => "run.network",
