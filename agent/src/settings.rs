@@ -6,6 +6,7 @@
 //! together.
 
 mod audit_mode;
+mod built_in_runtime;
 mod cgroup;
 mod cni;
 mod control_plane;

@@ -56,7 +56,8 @@ async fn has_foreign_change(overlay: &mut Overlay) -> bool {
     assert!(unread_notifications() > 0, "the overlay's socket is not found");
     let read = async {
         until("the overlay to read its notifications", 20, || unread_notifications() == 0).await;
-        // After a foreign change, the overlay waits 5 ms for related ones. That timer ends before this one.
+        // After a foreign change, the overlay waits 5 ms for related ones. Its timer starts before this one and is
+        // polled first, so the result does not depend on the speed of the machine.
         tokio::time::sleep(Duration::from_millis(50)).await;
     };
     tokio::select! {

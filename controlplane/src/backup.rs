@@ -215,16 +215,19 @@ pub fn restore_backup(
     encryption_config: Option<&Path>,
     backup: &Path,
 ) -> Result<BackupSummary, BackupError> {
-    let failed = |source| BackupError::File { path: backup.to_owned(), source };
-    let file = File::open(backup).map_err(failed)?;
-    fs::create_dir_all(state_dir).map_err(failed)?;
+    let unreadable = |source| BackupError::File { path: backup.to_owned(), source };
+    let file = File::open(backup).map_err(unreadable)?;
+    let path = state_dir.join("store");
+    fs::create_dir_all(state_dir).map_err(|source| {
+        let source = coracle_store::Error::Open { path: state_dir.to_owned(), source };
+        BackupError::Store { path: path.clone(), source }
+    })?;
     let keys = match key_file {
         Some(path) => Keys::load(path),
         None => Keys::load_or_create(&state_dir.join(crate::store::KEY_FILE)),
     };
     let keys = keys.map_err(BackupError::Keys)?;
     let encryption = encryption_config.map(Encryption::load).transpose().map_err(BackupError::Keys)?;
-    let path = state_dir.join("store");
     let sealing = sealing(keys, encryption.map(Arc::new));
     let restored = restore(&path, Some(sealing), BufReader::new(file));
     restored.map_err(|source| match source {
@@ -272,6 +275,12 @@ mod tests {
             panic!("a restored file that is no backup")
         };
         assert_eq!(error.to_string(), format!("cannot use the backup file {}", backup.display()));
+        // A state directory that cannot be made.
+        let Err(error) = restore_backup(&backup.join("state"), None, None, &backup) else {
+            panic!("a restored backup below a file")
+        };
+        let store = backup.join("state/store");
+        assert_eq!(error.to_string(), format!("cannot use the store {}", store.display()));
     }
 
     #[test]

@@ -8,14 +8,14 @@
 //! operations, and `CORACLE_FAULT_SEED` repeats the choices of an earlier run.
 #![allow(clippy::expect_used, reason = "a test panics")]
 
-mod chance;
 mod cluster;
 mod fault;
+mod rng;
 
 use std::collections::BTreeMap;
 
-use chance::Chance;
 use cluster::Cluster;
+use rng::Rng;
 use serde_json::{Value, json};
 
 const APPS: &str = "/apis/apps/v1/namespaces/n";
@@ -275,19 +275,19 @@ async fn killed_controllers_still_create_ephemeral_claims_and_delete_expired_job
 type Workloads = BTreeMap<String, u64>;
 
 /// One random operation on the workloads.
-async fn operate(cluster: &Cluster, chance: &mut Chance, workloads: &mut Workloads, number: u64) {
+async fn operate(cluster: &Cluster, rng: &mut Rng, workloads: &mut Workloads, number: u64) {
     const KINDS: [(&str, &str, &str); 4] = [
         (APPS, "deployments", "Deployment"),
         (APPS, "replicasets", "ReplicaSet"),
         (APPS, "statefulsets", "StatefulSet"),
         (CORE, "replicationcontrollers", "ReplicationController"),
     ];
-    let replicas = chance.below(4);
+    let replicas = rng.below(4);
     let existing: Vec<String> = workloads.keys().cloned().collect();
-    let at = usize::try_from(chance.below(existing.len().max(1) as u64)).unwrap_or_default();
-    match (chance.below(5), existing.get(at)) {
+    let at = usize::try_from(rng.below(existing.len().max(1) as u64)).unwrap_or_default();
+    match (rng.below(5), existing.get(at)) {
         (0, Some(path)) => {
-            let policy = ["Background", "Foreground"][usize::try_from(chance.below(2)).unwrap_or_default()];
+            let policy = ["Background", "Foreground"][usize::try_from(rng.below(2)).unwrap_or_default()];
             cluster.delete(&format!("{path}?propagationPolicy={policy}")).await;
             workloads.remove(path);
         }
@@ -301,7 +301,7 @@ async fn operate(cluster: &Cluster, chance: &mut Chance, workloads: &mut Workloa
             cluster.patch(path, json!({"spec": {"template": template}})).await;
         }
         (0..=3, _) if existing.len() < 12 => {
-            let (group, plural, kind) = KINDS[usize::try_from(chance.below(4)).unwrap_or_default()];
+            let (group, plural, kind) = KINDS[usize::try_from(rng.below(4)).unwrap_or_default()];
             let name = format!("w{number}");
             let spec = match kind {
                 "StatefulSet" => {
@@ -350,9 +350,9 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
     let seed = setting("CORACLE_FAULT_SEED", 2);
     let cluster = Cluster::start(dir.path(), seed, setting("CORACLE_FAULT_STEPS", 12)).await;
     create_namespace(&cluster).await;
-    let (mut chance, mut workloads) = (Chance::new(seed), Workloads::new());
+    let (mut rng, mut workloads) = (Rng::new(seed), Workloads::new());
     for number in 1..=setting("CORACLE_FAULT_OPERATIONS", 50) {
-        operate(&cluster, &mut chance, &mut workloads, number).await;
+        operate(&cluster, &mut rng, &mut workloads, number).await;
         if number % CHECK_EVERY == 0 {
             cluster.until(async |cluster: &Cluster| inexact(cluster, &workloads).await).await;
             for job in cluster.list(&format!("{BATCH}/jobs")).await {

@@ -110,7 +110,7 @@ impl Recovery {
         }
         // Unsent events are replayed before new events are sent.
         self.outbox.replay_unsent(removed, last);
-        coracle_fault::point("recover.told");
+        coracle_fault::point("recover.replayed");
         for ended in recovered {
             self.end_lost(ended).await;
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-use coracle_testing::run;
+use coracle_testing::{run, until};
 
 use crate::Machine;
 
@@ -42,6 +42,21 @@ impl ResourceSnapshot {
             files(&machine.path(dir), &mut found);
         }
         Self(found)
+    }
+
+    /// Polls `take` until five snapshots in a row are equal. Then no resource is being added or removed.
+    ///
+    /// # Panics
+    /// When the snapshots still differ after two minutes.
+    pub async fn stable(take: impl Fn() -> Self) -> Self {
+        let (mut last, mut equal) = (take(), 1);
+        let is_stable = || {
+            let before = std::mem::replace(&mut last, take());
+            equal = if before == last { equal + 1 } else { 1 };
+            equal == 5
+        };
+        until("five equal snapshots in a row", 20, is_stable).await;
+        last
     }
 
     /// Resources in this snapshot that `before` does not contain.

@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use coracle_integration::{
     Machine, ResourceSnapshot, eventually_async, on_a_machine, repository, within_async,
@@ -72,7 +72,7 @@ fn first_kill(point: &str) -> &'static str {
         "numbered" => "start.runs",
         "stopped" => "stop-pod.begun",
         "bundle-forgotten" => "remove.forgotten",
-        "ended" | "told" => "stop-pod.shim",
+        "ended" | "replayed" => "stop-pod.shim",
         of if of.starts_with("container-") => "create.made",
         // Recovery checks the network of every pod. A partly created pod has the most state.
         _ => "run.network",
@@ -129,7 +129,7 @@ fn kill_at_quarter_of_points(quarter: usize) {
             let mut node = Node::start(machine, &mirrors, None).await;
             node.full_lifecycle().await.expect("all operations without faults");
             // Links and layers are removed a moment after their pod.
-            tokio::time::sleep(Duration::from_secs(1)).await;
+            ResourceSnapshot::stable(|| resources(machine)).await;
             node.stop();
             let clean = resources(machine);
             for kill_point in kill_points().into_iter().skip(quarter).step_by(4) {

@@ -24,8 +24,8 @@ pub enum RuntimeError {
     #[error("{0}")]
     Unsupported(String),
     /// Any other failure.
-    #[error("{}", .0.message())]
-    Other(Box<Status>),
+    #[error("{0}")]
+    Other(String),
 }
 
 impl RuntimeError {
@@ -38,8 +38,8 @@ impl RuntimeError {
             | Self::DeadlineExceeded(message)
             | Self::Invalid(message)
             | Self::Exhausted(message)
-            | Self::Unsupported(message) => message,
-            Self::Other(status) => status.message(),
+            | Self::Unsupported(message)
+            | Self::Other(message) => message,
         }
     }
 
@@ -77,7 +77,7 @@ impl From<Status> for RuntimeError {
             | Code::Aborted
             | Code::Internal
             | Code::DataLoss
-            | Code::Unauthenticated => Self::Other(Box::new(status)),
+            | Code::Unauthenticated => Self::Other(message()),
         }
     }
 }

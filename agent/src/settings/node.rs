@@ -8,18 +8,18 @@ mod images;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use coracle_agent::{
     AllowedImages, AllowedSysctl, CpuSet, EvictionThresholds, PodPolicy, ServiceProxyConfig, ShutdownPeriods,
     StaticPodSources,
 };
-use coracle_cri::NriSettings;
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
+use super::built_in_runtime::built_in_runtime;
 use super::cni::{self, Cni};
 use super::eviction;
 use super::feature_gates::FeatureGates;
@@ -29,7 +29,7 @@ use super::value::{
     ByteSize, CountOrAll, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
 };
 use super::{
-    Dirs, Serving, address_or_port, cgroup, image_pull, labels, nri, overlay, pod_policy, reports,
+    Dirs, Serving, address_or_port, cgroup, image_pull, labels, overlay, pod_policy, reports,
     resource_managers, serving, shutdown, static_pods,
 };
 use checked::Explicit;
@@ -320,6 +320,8 @@ struct PodSettings {
 
 // === impl NodeSettings ===
 
+built_in_runtime!(NodeSettings);
+
 impl NodeSettings {
     /// Checks settings that depend on each other. All errors are collected in `sources`. None after an error.
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
@@ -400,17 +402,6 @@ impl NodeSettings {
     fn cni(&self) -> Cni {
         let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
-    }
-
-    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
-        let plugins = nri::Plugins {
-            socket: self.nri_socket.clone(),
-            dir: self.nri_plugin_dir.clone(),
-            config_dir: self.nri_plugin_config_dir.clone(),
-            registration_timeout: self.nri_plugin_registration_timeout.0,
-            request_timeout: self.nri_plugin_request_timeout.0,
-        };
-        plugins.decide(run_dir)
     }
 
     pub(super) fn proxy(&self) -> ServiceProxyConfig {

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::num::NonZero;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -10,12 +10,13 @@ use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 
+use super::built_in_runtime::built_in_runtime;
 use super::cni::{self, Cni};
 use super::image_store::ImageStore;
 use super::sources::Sources;
 use super::table::{Flags, settings};
 use super::value::{ByteSize, GoDuration, IdleTimeout, PathOrOff};
-use super::{DefaultLevel, LogSettings, absolute, cgroup, log_unknown_variables, nri, sources};
+use super::{DefaultLevel, LogSettings, absolute, cgroup, log_unknown_variables, sources};
 
 settings! {
     /// Settings of `coracle runtime`.
@@ -110,6 +111,8 @@ pub(crate) struct Runtime {
 
 // === impl RuntimeSettings ===
 
+built_in_runtime!(RuntimeSettings);
+
 impl RuntimeSettings {
     /// Resolves flags, environment and file, and starts the log.
     pub(crate) fn load(log: &Flags<LogSettings>, flags: &Flags<Self>) -> anyhow::Result<Runtime> {
@@ -160,28 +163,6 @@ impl RuntimeSettings {
         let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, Some(self.pod_max_connections))
     }
-
-    fn image_store(&self) -> ImageStore {
-        ImageStore {
-            registry_config_dir: self.registry_config_dir.clone(),
-            pinned: self.pinned_image.clone(),
-            progress_timeout: self.image_pull_progress_timeout.0,
-            max_concurrent_downloads: self.max_concurrent_downloads,
-            max_layer_bytes: self.max_layer_size.0,
-            max_layer_entries: self.max_layer_entries,
-        }
-    }
-
-    fn nri(&self, run_dir: &Path) -> anyhow::Result<NriSettings> {
-        let plugins = nri::Plugins {
-            socket: self.nri_socket.clone(),
-            dir: self.nri_plugin_dir.clone(),
-            config_dir: self.nri_plugin_config_dir.clone(),
-            registration_timeout: self.nri_plugin_registration_timeout.0,
-            request_timeout: self.nri_plugin_request_timeout.0,
-        };
-        plugins.decide(run_dir)
-    }
 }
 
 fn socket(listen: &str) -> anyhow::Result<PathBuf> {
@@ -195,6 +176,8 @@ fn socket(listen: &str) -> anyhow::Result<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::{Args as _, FromArgMatches as _};
     use coracle_cri::RuntimeConfig;
     use coracle_images::ImagesConfig;

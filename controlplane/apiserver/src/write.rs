@@ -57,7 +57,7 @@ pub(crate) use crate::{
 };
 
 /// Maximum attempts of a write. A conflict with another write causes the next attempt.
-const RETRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
@@ -94,7 +94,7 @@ async fn create_object(call: &Call, mut object: Value, writer: Writer) -> Result
     set_defaults(kind, &mut object).await?;
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
     let requested = is_allocated(kind).then(|| object.clone());
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let allocating = call.state.allocator.for_create(kind, &mut object).await?;
         call.state.admission.validate_before(&attributes, &object).await?;
         match commit_named(call, &mut object, generate, &allocating).await {
@@ -239,7 +239,7 @@ pub(crate) async fn update_target(
     let name = target.name;
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
     let mut turn = None;
-    for attempt in 0..RETRIES {
+    for attempt in 0..MAX_ATTEMPTS {
         if attempt > 0 && turn.is_none() {
             target.check_retry(call)?;
             turn = call.state.write_turns.enter(&key_of(kind, call.namespace(), name)).await;

@@ -97,7 +97,7 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
         defaults::apply(kind, new);
     }
     if kind.is(CERTIFICATES, SIGNING_REQUEST) {
-        keep_verdict(new, old);
+        keep_approval_conditions(new, old);
     }
     if kind.is("", "Pod") {
         defaults::pod::addresses(new);
@@ -150,7 +150,7 @@ pub fn prepare_for_approval(kind: &Resource, new: &mut Value, old: &Value) {
 }
 
 /// Keeps the conditions Approved and Denied: only `/approval` can change them.
-fn keep_verdict(new: &mut Value, old: &Value) {
+fn keep_approval_conditions(new: &mut Value, old: &Value) {
     let is_verdict = |condition: &Value| matches!(condition["type"].as_str(), Some("Approved" | "Denied"));
     let list = |object: &Value, verdicts: bool| {
         let all = object["status"]["conditions"].as_array().cloned().unwrap_or_default();

@@ -284,19 +284,19 @@ impl Queue {
 
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
-        self.set_late(uid, false);
+        self.set_waits_for_backoff(uid, false);
         self.refuse(uid, helped_by, Changes::default(), now);
     }
 
     /// Like [`Self::refused`], but the pod is never tried before the end of its back-off.
     pub(crate) fn refused_late(&mut self, uid: &str, helped_by: Changes, now: Instant) {
-        self.set_late(uid, true);
+        self.set_waits_for_backoff(uid, true);
         self.refuse(uid, helped_by, Changes::default(), now);
     }
 
-    fn set_late(&mut self, uid: &str, is_late: bool) {
+    fn set_waits_for_backoff(&mut self, uid: &str, waits_for_backoff: bool) {
         if let Some(entry) = self.entries.get_mut(uid) {
-            entry.is_late = is_late;
+            entry.waits_for_backoff = waits_for_backoff;
         }
     }
 
@@ -333,7 +333,7 @@ impl Queue {
 
     /// Marks a pod whose binding failed: it is retried after its back-off.
     pub(crate) fn failed(&mut self, uid: &str, now: Instant) {
-        self.set_late(uid, true);
+        self.set_waits_for_backoff(uid, true);
         self.refuse(uid, Changes::ALL, Changes::ALL, now);
     }
 
@@ -419,7 +419,7 @@ impl Queue {
 
     /// Retries a pod after a failed request about it. The pod waits for the end of its back-off.
     pub(crate) fn retry(&mut self, uid: &str, now: Instant) {
-        self.set_late(uid, true);
+        self.set_waits_for_backoff(uid, true);
         self.help(uid, Changes::ALL, ACTIVATED, now);
     }
 

@@ -79,7 +79,7 @@ struct Scheduler {
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
     /// Requests after an unsuccessful attempt.
-    marks: JoinSet<RequestEnd>,
+    refusal_requests: JoinSet<RequestEnd>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
@@ -150,7 +150,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
             Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.all_bound(bound),
-            Some(Ok(end)) = scheduler.marks.join_next() => scheduler.request_ended(end),
+            Some(Ok(end)) = scheduler.refusal_requests.join_next() => scheduler.request_ended(end),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
                 scheduler.group_written(&write, is_done);
@@ -206,7 +206,7 @@ impl Scheduler {
             decided: Arc::new(Semaphore::new(MAX_DECIDED)),
             is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
-            marks: JoinSet::new(),
+            refusal_requests: JoinSet::new(),
             extender_calls,
             groups: Groups::default(),
             group_feed: Feed::default(),

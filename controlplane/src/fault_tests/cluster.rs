@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::chance::Chance;
 use super::fault::{Fault, Point};
+use super::rng::Rng;
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConfig};
 
 /// Grace period for node heartbeats. It is long, because the simulated nodes write no heartbeats.
@@ -54,8 +54,8 @@ impl Cluster {
         let (created, killed) = (Created::default(), Arc::new(AtomicUsize::new(0)));
         let steps = Arc::new(AtomicU64::new(steps));
         let nodes = run_nodes(admin.clone(), Arc::clone(&created));
-        let (chance, limit) = (Chance::new(seed), Arc::clone(&steps));
-        let processes = run_processes(admin.clone(), chance, limit, Arc::clone(&killed));
+        let (rng, limit) = (Rng::new(seed), Arc::clone(&steps));
+        let processes = run_processes(admin.clone(), rng, limit, Arc::clone(&killed));
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(nodes)),
             AbortOnDropHandle::new(tokio::spawn(processes)),
@@ -148,11 +148,11 @@ async fn call(
 }
 
 /// Runs controllers and scheduler. Each process is killed at one of its first writes. Then the next process starts.
-async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>, killed: Arc<AtomicUsize>) {
+async fn run_processes(admin: Client, mut rng: Rng, steps: Arc<AtomicU64>, killed: Arc<AtomicUsize>) {
     loop {
-        let step = usize::try_from(chance.below(steps.load(SeqCst))).unwrap_or_default() + 1;
+        let step = usize::try_from(rng.below(steps.load(SeqCst))).unwrap_or_default() + 1;
         // A process that is killed before its first write would make no progress.
-        let is_before = step > 1 && chance.below(2) == 0;
+        let is_before = step > 1 && rng.below(2) == 0;
         let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
         let client = fault.client(&admin);
         let config = ControllersConfig {

@@ -314,7 +314,7 @@ impl Images {
             }
             self.inner.changes.send_replace(());
         }
-        coracle_fault::point("remove-image.forgotten");
+        coracle_fault::point("remove-image.unrecorded");
         drop(guard);
         self.collect_now().await
     }

@@ -267,7 +267,7 @@ impl Layers {
         let mut moved = Vec::new();
         let done = self.trash_unused(now, &mut moved);
         if !moved.is_empty() {
-            coracle_fault::point("remove-image.thrown");
+            coracle_fault::point("remove-image.trashed");
             self.trash.delete(moved);
         }
         done

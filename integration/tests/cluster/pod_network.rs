@@ -2,9 +2,8 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, Crictl, Machine, eventually, on_a_machine};
 
 fn with_cluster(
     prepare: impl FnOnce(&Machine) -> Vec<String> + Send + 'static,
@@ -115,11 +114,8 @@ fn a_node_is_not_ready_while_a_network_plugin_reports_not_ready() {
             "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady \
              message:plugin theirs: no uplink (code 50)",
         );
-        let crictl = Machine::tool("crictl", "scripts/critest tools");
         let socket = format!("unix://{}", machine.path("run/cri.sock").display());
-        let info =
-            Command::new(crictl).args(["-t", "120s", "-r", &socket, "-i", &socket, "info"]).output().unwrap();
-        let info = String::from_utf8(info.stdout).unwrap();
+        let info = Crictl::new(&socket).crictl(&["info"]);
         assert!(info.contains("plugin theirs: no uplink (code 50)"), "{info}");
         eventually("the taint", 30, || {
             let taints = cluster.get(&["node", "node-1"])["spec"]["taints"].to_string();

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
+use coracle_error_chain::chain;
 use coracle_proto::cri;
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::value_of;
@@ -136,10 +137,6 @@ fn check_above_usage(decreases: &[MemoryDecrease], usage: &HashMap<String, u64>)
         [one] => Err(format!("cannot decrease memory limits: {one}")),
         all => Err(format!("cannot decrease memory limits: [{}]", all.join(", "))),
     }
-}
-
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    coracle_error_chain::chain(error)
 }
 
 #[cfg(test)]

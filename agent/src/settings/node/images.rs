@@ -30,15 +30,4 @@ impl NodeSettings {
             credential_providers: credential_providers?,
         })
     }
-
-    fn image_store(&self) -> ImageStore {
-        ImageStore {
-            registry_config_dir: self.registry_config_dir.clone(),
-            pinned: self.pinned_image.clone(),
-            progress_timeout: self.image_pull_progress_timeout.0,
-            max_concurrent_downloads: self.max_concurrent_downloads,
-            max_layer_bytes: self.max_layer_size.0,
-            max_layer_entries: self.max_layer_entries,
-        }
-    }
 }

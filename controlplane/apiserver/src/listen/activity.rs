@@ -40,7 +40,8 @@ pub(super) struct Activity {
     running: watch::Sender<usize>,
     /// Whether bytes of the next request header were received.
     header: watch::Sender<bool>,
-    stuck: CancellationToken,
+    /// Cancelled when the connection must be closed, because its client does not read a response.
+    must_close: CancellationToken,
     /// Maximum duration of a short-lived response.
     response_limit: Duration,
 }
@@ -84,7 +85,7 @@ impl Activity {
         Self {
             running: watch::Sender::default(),
             header: watch::Sender::new(true),
-            stuck: CancellationToken::new(),
+            must_close: CancellationToken::new(),
             response_limit,
         }
     }
@@ -137,13 +138,13 @@ impl Activity {
 
     /// Returns when the connection must be closed, because of a response that the client does not read.
     pub(super) async fn response_timeout(&self) {
-        self.stuck.cancelled().await;
+        self.must_close.cancelled().await;
     }
 
     /// Ends the response of the current task after `wait`. The request drops the returned guard at its end, which
     /// cancels the wait.
     fn end_response_after(&self, wait: impl Future<Output = ()> + Send + 'static) -> DropGuard {
-        let (ended, stuck, stream) = (CancellationToken::new(), self.stuck.clone(), stream_end());
+        let (ended, must_close, stream) = (CancellationToken::new(), self.must_close.clone(), stream_end());
         let guard = ended.clone().drop_guard();
         coracle_threads::spawn(async move {
             if ended.run_until_cancelled(wait).await.is_none() {
@@ -155,7 +156,7 @@ impl Activity {
                     return tracing::debug!("ended an HTTP/2 stream whose client does not read");
                 }
             }
-            stuck.cancel();
+            must_close.cancel();
         });
         guard
     }

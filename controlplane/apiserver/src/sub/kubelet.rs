@@ -154,10 +154,10 @@ mod tests {
 
     #[test]
     fn an_address_is_printed_as_in_a_url() {
-        let told = |host: &str| Address { host: host.to_owned(), port: 10250 }.to_string();
-        assert_eq!(told("192.0.2.1"), "192.0.2.1:10250");
-        assert_eq!(told("2001:db8::1"), "[2001:db8::1]:10250");
-        assert_eq!(told("node-1"), "node-1:10250");
+        let printed = |host: &str| Address { host: host.to_owned(), port: 10250 }.to_string();
+        assert_eq!(printed("192.0.2.1"), "192.0.2.1:10250");
+        assert_eq!(printed("2001:db8::1"), "[2001:db8::1]:10250");
+        assert_eq!(printed("node-1"), "node-1:10250");
     }
 
     #[tokio::test(start_paused = true)]

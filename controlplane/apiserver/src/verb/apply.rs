@@ -14,8 +14,8 @@ use crate::{
     write::{self, Part, Target, metadata_mut, text},
 };
 
-/// Attempts while other requests create or delete the object.
-const ATTEMPTS: usize = 5;
+/// Maximum attempts while other requests create or delete the object.
+const MAX_ATTEMPTS: usize = 5;
 
 /// An applied configuration.
 struct Configuration {
@@ -31,7 +31,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     let found = offload::run_body(call.has_slow_yaml(), || config(call)).await??;
     let Configuration { object: config, is_named, warnings } = found;
     let target = Target { name: &call.resource.name, revision: text(&config, "resourceVersion") };
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let updated = write::update_target(call, target, part, Writer::Apply, |old| {
             let new = merged(call, old, &config)?;
             write::check_revision(&call.kind, old, &new["metadata"]["resourceVersion"])?;

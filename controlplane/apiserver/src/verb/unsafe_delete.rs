@@ -23,7 +23,7 @@ const VERB: &str = "unsafe-delete-ignore-read-errors";
 /// The audit annotation of each request with the option. Refused requests get it, too.
 const ANNOTATION: &str = "apiserver.k8s.io/unsafe-delete-ignore-read-error";
 /// Maximum attempts if other clients change the object at the same time.
-const RETRIES: usize = 16;
+const MAX_ATTEMPTS: usize = 16;
 
 /// Deletes the object of the request if it cannot be decrypted.
 pub(super) async fn run(call: &Call) -> Result<Reply> {
@@ -52,7 +52,7 @@ async fn authorize(call: &Call) -> Result<()> {
 async fn remove(call: &Call) -> Result<()> {
     let (state, name) = (&call.state, &call.resource.name);
     let key = Arc::<str>::from(key_of(&call.kind, call.namespace(), name));
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let Some(revision) = state.store.revision_of(&key).await? else { return Err(not_corrupt(call)) };
         let known = state.cache.get(&call.kind, call.namespace(), name);
         if known.is_some_and(|known| known.revision == revision) {

@@ -13,8 +13,8 @@ use crate::{
     write::{self, Part, Stored, Target},
 };
 
-/// Attempts while other requests create or delete the object.
-const ATTEMPTS: usize = 5;
+/// Maximum attempts while other requests create or delete the object.
+const MAX_ATTEMPTS: usize = 5;
 
 pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     field_manager::check_parameters(call, false)?;
@@ -24,7 +24,7 @@ pub(crate) async fn run(call: &Call, part: Part) -> Result<Reply> {
     same_name(&object, name)?;
     let revision = object["metadata"]["resourceVersion"].clone();
     let target = Target { name, revision: revision.as_str().unwrap_or_default() };
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let updated = write::update_target(call, target, part, Writer::Update, |old| {
             require_revision(call, &revision)?;
             write::check_revision(&call.kind, old, &revision)?;

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use coracle_kinds::Resource;
 use coracle_store::{Expect, Tier, Write};
 
-use super::{Expected, Failed, RETRIES, limits, namespace_limit};
+use super::{Expected, Failed, MAX_ATTEMPTS, limits, namespace_limit};
 use crate::{
     cache::Object,
     call::Call,
@@ -66,7 +66,7 @@ pub(crate) async fn update_encoded(
     change: impl Fn(&Object) -> Result<Bytes> + Send,
 ) -> Result<()> {
     let (kind, is_dry_run) = (&*call.kind, call.dry_run()?);
-    for _ in 0..RETRIES {
+    for _ in 0..MAX_ATTEMPTS {
         let current = call.current(name)?;
         let new = offload::run(current.is_large(), || change(&current))?;
         if is_dry_run {

@@ -21,8 +21,8 @@ use crate::{
 
 /// Maximum time that a create waits, as upstream. The parameter `timeout` shortens this time.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Attempts to remove a rejected object while other writes change it.
-const ATTEMPTS: usize = 8;
+/// Maximum attempts to remove a rejected object while other writes change it.
+const MAX_ATTEMPTS: usize = 8;
 /// The field that shows whether an object is rejected.
 pub(crate) const FIELD: &[&str] = &["metadata", "initializers"];
 
@@ -132,7 +132,7 @@ pub(super) async fn reject(
 
 /// Removes an object that an initializer has rejected, even if it has changed since then.
 pub(crate) async fn remove_rejected(state: &State, kind: &Resource, key: &str) -> Result<()> {
-    for _ in 0..ATTEMPTS {
+    for _ in 0..MAX_ATTEMPTS {
         let current = state.cache.of(kind)?.lock().get(key);
         let Some(current) = current else { return Ok(()) };
         if failure(&current.part(&[FIELD])).is_none() {

@@ -18,7 +18,7 @@ pub(crate) enum Action {
     Approve(&'static str),
     Deny(String),
     /// No decision: an administrator must decide. The text is the reason.
-    LeaveToPeople(String),
+    LeaveToAdministrator(String),
 }
 
 /// Decides on a request.
@@ -73,7 +73,7 @@ fn serving(
     let refusal =
         refusal.or_else(|| requested.dns.iter().find_map(|dns| reserved.refusal_of_name(name, dns)));
     if let Some(refusal) = refusal {
-        return Action::LeaveToPeople(refusal);
+        return Action::LeaveToAdministrator(refusal);
     }
     // The node can write any name into its Node object. Only the node's own name is proven, by its client certificate.
     let fits = requested.addresses.iter().all(|address| has_address(own, address))
@@ -188,14 +188,14 @@ mod tests {
             "::ffff:192.0.2.250",
             "127.0.0.1",
         ] {
-            assert!(matches!(of(&["a", wrong]), Action::LeaveToPeople(_)), "{wrong}");
+            assert!(matches!(of(&["a", wrong]), Action::LeaveToAdministrator(_)), "{wrong}");
         }
         // A node on the API server's machine has that machine's addresses, but never a service's.
         let reserved = Reserved { own_node: Some("a"), ..reserved };
         let of = |names: &[&str]| plan(&request(NODE_SERVING, "system:node:a", names), &nodes, &reserved);
         assert!(matches!(of(&["a", "192.0.2.250"]), Action::Approve(_)));
         for wrong in ["kubernetes.default.svc", "10.43.0.1", "10.42.7.7", "127.0.0.1"] {
-            assert!(matches!(of(&["a", wrong]), Action::LeaveToPeople(_)), "{wrong}");
+            assert!(matches!(of(&["a", wrong]), Action::LeaveToAdministrator(_)), "{wrong}");
         }
     }
 
@@ -206,8 +206,8 @@ mod tests {
         let reserved = Reserved { names: &names, ..RESERVED };
         let of =
             |reserved: &Reserved<'_>| plan(&request(NODE_SERVING, "system:node:a", &["a"]), &nodes, reserved);
-        assert!(matches!(of(&reserved), Action::LeaveToPeople(_)));
-        assert!(matches!(of(&Reserved { own_node: Some("b"), ..reserved }), Action::LeaveToPeople(_)));
+        assert!(matches!(of(&reserved), Action::LeaveToAdministrator(_)));
+        assert!(matches!(of(&Reserved { own_node: Some("b"), ..reserved }), Action::LeaveToAdministrator(_)));
         assert!(matches!(of(&Reserved { own_node: Some("a"), ..reserved }), Action::Approve(_)));
     }
 

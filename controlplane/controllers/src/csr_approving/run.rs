@@ -85,7 +85,7 @@ pub(crate) async fn reconcile(context: &Context, own_queue: &OwnQueue, key: Key)
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     match plan(&request, &context.caches.nodes.all(), &Reserved::of(&context.config)) {
         Action::Leave => {}
-        Action::LeaveToPeople(why) => {
+        Action::LeaveToAdministrator(why) => {
             let request = request.name();
             tracing::warn!(
                 request,

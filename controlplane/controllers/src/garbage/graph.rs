@@ -78,9 +78,9 @@ pub(crate) struct Dependents {
 /// Capacity of the list of deleted owners.
 const MAX_DELETED_OWNERS: usize = 500;
 /// Maximum number of objects that a search for a cycle of owners finds.
-const MAX_CIRCLE: usize = 1000;
+const MAX_CYCLE: usize = 1000;
 /// Maximum owner references that the search for a cycle reads.
-const MAX_CIRCLE_EDGES: usize = 10 * MAX_CIRCLE;
+const MAX_CYCLE_EDGES: usize = 10 * MAX_CYCLE;
 
 fn state(meta: &ObjectMeta) -> State {
     let has = |name: &str| meta.finalizers.iter().flatten().any(|finalizer| finalizer == name);
@@ -243,12 +243,12 @@ impl Graph {
         while let Some(item) = open.pop().and_then(|uid| self.items.get(&uid)) {
             for edge in item.owners.iter().filter(|edge| edge.blocking) {
                 edges += 1;
-                if edges > MAX_CIRCLE_EDGES {
+                if edges > MAX_CYCLE_EDGES {
                     return found;
                 }
                 let owner = self.items.get(&*edge.uid);
                 let waits = owner.is_some_and(|owner| owner.is_foreground() && may_own(item, owner));
-                if waits && found.len() < MAX_CIRCLE && found.insert(edge.uid.to_string()) {
+                if waits && found.len() < MAX_CYCLE && found.insert(edge.uid.to_string()) {
                     open.push(edge.uid.to_string());
                 }
             }
@@ -309,12 +309,12 @@ impl Item {
     /// `namespacedOwnerOfClusterScopedObjectErr` in the garbage collector.
     pub(crate) fn owner_state(&self, owner: &Item) -> Owner {
         if self.key.namespace.is_empty() && owner.kind.namespaced {
-            return Owner::Solid;
+            return Owner::Existing;
         }
         match (may_own(self, owner), owner.is_foreground()) {
             (false, _) => Owner::Absent,
             (true, true) => Owner::Waiting,
-            (true, false) => Owner::Solid,
+            (true, false) => Owner::Existing,
         }
     }
 }
@@ -378,7 +378,7 @@ mod tests {
         let (mut graph, namespaced, global) = (Graph::default(), kind("K", true), kind("G", false));
         graph.set(&namespaced, &meta("owner", &[], foreground()));
         graph.set(&global, &meta("global", &["owner"], json!({"namespace": null})));
-        assert_eq!(graph.items["global"].owner_state(&graph.items["owner"]), Owner::Solid);
+        assert_eq!(graph.items["global"].owner_state(&graph.items["owner"]), Owner::Existing);
         assert_eq!(graph.blocking_dependents("owner"), Vec::<String>::new());
     }
 
@@ -452,18 +452,18 @@ mod tests {
     }
 
     #[test]
-    fn a_search_for_a_circle_reads_a_limited_number_of_references() {
+    fn a_search_for_a_cycle_reads_a_limited_number_of_references() {
         let (mut graph, kind) = (Graph::default(), kind("K", true));
         graph.set(&kind, &meta("b", &["a"], foreground()));
-        let absent: Vec<String> = (0..MAX_CIRCLE_EDGES).map(|number| format!("x{number}")).collect();
-        for (count, blocking) in [(MAX_CIRCLE_EDGES - 1, 0), (MAX_CIRCLE_EDGES, 1)] {
+        let absent: Vec<String> = (0..MAX_CYCLE_EDGES).map(|number| format!("x{number}")).collect();
+        for (count, blocking) in [(MAX_CYCLE_EDGES - 1, 0), (MAX_CYCLE_EDGES, 1)] {
             let mut owners: Vec<&str> = absent[..count].iter().map(String::as_str).collect();
             owners.push("b");
             graph.set(&kind, &meta("a", &owners, foreground()));
             assert_eq!(
                 graph.blocking_dependents("a").len(),
                 blocking,
-                "{count} references before that of the circle"
+                "{count} references before that of the cycle"
             );
         }
     }

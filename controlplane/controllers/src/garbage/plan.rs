@@ -13,7 +13,7 @@ pub(crate) const ORPHAN: &str = "orphan";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Owner {
     /// The owner exists.
-    Solid,
+    Existing,
     /// The owner does not exist, another object has its name, or it is in another namespace.
     Absent,
     /// The owner waits for the deletion of its dependents.
@@ -62,17 +62,17 @@ pub(crate) fn plan(observed: &ObservedObject<'_>) -> Action {
     if observed.owners.is_empty() {
         return Action::Nothing;
     }
-    let solid: Vec<OwnerReference> = observed
+    let existing: Vec<OwnerReference> = observed
         .owners
         .iter()
-        .filter(|(_, owner)| *owner == Owner::Solid)
+        .filter(|(_, owner)| *owner == Owner::Existing)
         .map(|(owner, _)| (*owner).clone())
         .collect();
-    if solid.len() == observed.owners.len() {
+    if existing.len() == observed.owners.len() {
         return Action::Nothing;
     }
-    if !solid.is_empty() {
-        return Action::KeepOwners(solid);
+    if !existing.is_empty() {
+        return Action::KeepOwners(existing);
     }
     let waiting = observed.owners.iter().any(|(_, owner)| *owner == Owner::Waiting);
     if waiting && observed.has_dependents {
@@ -135,10 +135,10 @@ pub(crate) mod tests {
 
     #[test]
     fn objects_without_owners_or_with_an_existing_owner_stay() {
-        use Owner::{Absent, Solid, Waiting};
+        use Owner::{Absent, Existing, Waiting};
         assert_eq!(decide(json!({}), &[], [false; 3]), Action::Nothing);
-        assert_eq!(decide(json!({}), &[Solid], [false; 3]), Action::Nothing);
-        let Action::KeepOwners(kept) = decide(json!({}), &[Absent, Solid, Waiting], [false; 3]) else {
+        assert_eq!(decide(json!({}), &[Existing], [false; 3]), Action::Nothing);
+        let Action::KeepOwners(kept) = decide(json!({}), &[Absent, Existing, Waiting], [false; 3]) else {
             panic!()
         };
         assert_eq!(kept.iter().map(|owner| owner.uid.as_str()).collect::<Vec<_>>(), ["1"]);
@@ -160,8 +160,8 @@ pub(crate) mod tests {
         let decide = |dependents| decide(json!({}), &[Owner::Waiting], dependents);
         assert_eq!(decide([false; 3]), delete(PropagationPolicy::Background));
         assert_eq!(decide([true, true, false]), delete(PropagationPolicy::Foreground));
-        let circle = Action::Delete { policy: PropagationPolicy::Foreground, unblock: true };
-        assert_eq!(decide([true, true, true]), circle);
+        let cycle = Action::Delete { policy: PropagationPolicy::Foreground, unblock: true };
+        assert_eq!(decide([true, true, true]), cycle);
     }
 
     #[test]

@@ -423,7 +423,7 @@ impl Collector {
             return self.owner_of_unknown_kind(context, group, &owner.kind).await;
         };
         if kind.namespaced && item.key.namespace.is_empty() {
-            return Ok(Owner::Solid);
+            return Ok(Owner::Existing);
         }
         let namespace = if kind.namespaced { item.key.namespace.as_str() } else { "" };
         if self.absent_owners().has(namespace, owner) {
@@ -432,7 +432,7 @@ impl Collector {
         let live = kind.live(&context.client, &Key::new(namespace, &owner.name)).await?;
         let same = live.is_some_and(|live| live.metadata.uid.as_ref() == Some(&owner.uid));
         if same {
-            return Ok(Owner::Solid);
+            return Ok(Owner::Existing);
         }
         self.absent_owners().add(namespace, owner);
         Ok(Owner::Absent)
@@ -452,10 +452,10 @@ impl Collector {
     ) -> Result<Owner, Error> {
         let definition = self.removed().kinds.get(&(group.to_owned(), kind.to_owned())).cloned();
         let definitions = self.kind("apiextensions.k8s.io", "CustomResourceDefinition");
-        let Some((definition, definitions)) = definition.zip(definitions) else { return Ok(Owner::Solid) };
+        let Some((definition, definitions)) = definition.zip(definitions) else { return Ok(Owner::Existing) };
         // The watch may be late: a new definition may have objects before its event arrives.
         let live = definitions.live(&context.client, &Key::new("", &definition)).await?;
-        Ok(if live.is_some() { Owner::Solid } else { Owner::Absent })
+        Ok(if live.is_some() { Owner::Existing } else { Owner::Absent })
     }
 
     /// Orphans the dependents of queued objects, forever.

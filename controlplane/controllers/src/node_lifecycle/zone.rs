@@ -52,23 +52,23 @@ pub(crate) fn all<'a>(
 ) -> BTreeMap<String, Zone> {
     let mut counts: BTreeMap<String, (usize, usize)> = BTreeMap::new();
     for node in nodes {
-        let (ready, lost) = counts.entry(name(node)).or_default();
+        let (ready, unready) = counts.entry(name(node)).or_default();
         if label(node, EXCLUDED).is_some() {
             continue;
         }
-        *(if node.condition("Ready").is_some_and(|found| found.status == "True") { ready } else { lost }) +=
-            1;
+        let is_ready = node.condition("Ready").is_some_and(|found| found.status == "True");
+        *(if is_ready { ready } else { unready }) += 1;
     }
-    let state = |ready: usize, lost: usize| match (ready, lost) {
+    let state = |ready: usize, unready: usize| match (ready, unready) {
         (0, 1..) => State::Full,
         // At least three nodes must be not ready: two may fail at the same time by chance.
-        (ready, 3..) if lost * 100 >= (ready + lost) * config.unhealthy_percent => State::Partial,
+        (ready, 3..) if unready * 100 >= (ready + unready) * config.unhealthy_percent => State::Partial,
         _ => State::Normal,
     };
     counts
         .into_iter()
-        .map(|(name, (ready, lost))| {
-            (name, Zone { state: state(ready, lost), nodes: ready + lost, unready: lost })
+        .map(|(name, (ready, unready))| {
+            (name, Zone { state: state(ready, unready), nodes: ready + unready, unready })
         })
         .collect_map()
 }
@@ -94,11 +94,11 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn nodes(zone: &str, ready: usize, lost: usize) -> Vec<Node> {
-        labelled(&json!({"topology.kubernetes.io/zone": zone}), ready, lost)
+    fn nodes(zone: &str, ready: usize, unready: usize) -> Vec<Node> {
+        labelled(&json!({"topology.kubernetes.io/zone": zone}), ready, unready)
     }
 
-    fn labelled(labels: &Value, ready: usize, lost: usize) -> Vec<Node> {
+    fn labelled(labels: &Value, ready: usize, unready: usize) -> Vec<Node> {
         let node = |status: &str| {
             serde_json::from_value(json!({
                 "metadata": {"labels": labels},
@@ -106,13 +106,13 @@ mod tests {
             }))
             .unwrap()
         };
-        (0..ready).map(|_| node("True")).chain((0..lost).map(|_| node("Unknown"))).collect()
+        (0..ready).map(|_| node("True")).chain((0..unready).map(|_| node("Unknown"))).collect()
     }
 
     #[test]
     fn the_health_of_a_zone_follows_its_nodes() {
         let config = ControllersConfig::default();
-        for (ready, lost, state) in [
+        for (ready, unready, state) in [
             (1, 0, State::Normal),
             (1, 2, State::Normal),
             (0, 1, State::Full),
@@ -123,11 +123,11 @@ mod tests {
             (9, 11, State::Partial),
             (46, 54, State::Normal),
         ] {
-            let found = all(&nodes("a", ready, lost), &config);
+            let found = all(&nodes("a", ready, unready), &config);
             assert_eq!(
                 found["/a"],
-                Zone { state, nodes: ready + lost, unready: lost },
-                "{ready} ready, {lost} lost"
+                Zone { state, nodes: ready + unready, unready },
+                "{ready} ready, {unready} unready"
             );
         }
     }
@@ -145,7 +145,8 @@ mod tests {
     fn excluded_nodes_do_not_change_the_health_of_a_zone() {
         let config = ControllersConfig::default();
         let mark = json!({"topology.kubernetes.io/zone": "a", EXCLUDED: ""});
-        let with = |ready, lost| all(nodes("a", 0, 1).iter().chain(&labelled(&mark, ready, lost)), &config);
+        let with =
+            |ready, unready| all(nodes("a", 0, 1).iter().chain(&labelled(&mark, ready, unready)), &config);
         assert_eq!(with(5, 0)["/a"], Zone { state: State::Full, nodes: 1, unready: 1 });
         assert!(is_full_disruption(&with(5, 0)));
         let alone = all(&labelled(&mark, 0, 3), &config);

@@ -330,22 +330,12 @@ fn cause(measured: &Result<Measured, String>) -> String {
     }
 }
 
-/// A quantity of thousandths in canonical form.
+/// A quantity of thousandths in canonical form. Memory has a binary suffix if one leaves a whole number.
 fn quantity(millis: i64, is_memory: bool) -> ApiQuantity {
-    let text = if is_memory && millis % 1000 == 0 { binary(millis / 1000) } else { format!("{millis}m") };
+    let unit = if is_memory { Quantity::of_bytes(0) } else { Quantity::default() };
+    let text = unit.with_thousandths(millis.into()).to_string();
+    // A number of bytes without a binary suffix has no decimal suffix: 3000 becomes 3k.
     ApiQuantity(Quantity::parse(&text).map_or(text, |parsed| parsed.to_string()))
-}
-
-/// Formats a number of bytes with the largest binary suffix that divides the number.
-fn binary(mut value: i64) -> String {
-    let mut suffix = "";
-    for next in ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] {
-        if value == 0 || value % 1024 != 0 {
-            break;
-        }
-        (value, suffix) = (value / 1024, next);
-    }
-    format!("{value}{suffix}")
 }
 
 #[cfg(test)]
@@ -469,6 +459,7 @@ mod tests {
     #[test]
     fn memory_has_binary_suffixes() {
         assert_eq!(quantity(3 * 1024 * 1024 * 1000, true).0, "3Mi");
+        assert_eq!(quantity(3_000_000, true).0, "3k");
         assert_eq!(quantity(1500, false).0, "1500m");
     }
 }

@@ -125,7 +125,7 @@ impl QueueMetrics {
         push(&mut text, head, &all, |one| one.depth.to_string());
         let help = "Number of keys that were added.";
         push(&mut text, Head { name: "adds_total", kind: "counter", help }, &all, |one| one.adds.to_string());
-        let help = "Number of keys that were added again after an error.";
+        let help = "Number of keys that were added with a delay.";
         push(&mut text, Head { name: "retries_total", kind: "counter", help }, &all, |one| {
             one.retries.to_string()
         });

@@ -56,7 +56,7 @@ pub enum RuntimeConfigError {
     Unknown(String),
     /// The entry `api/all=false` is the only entry.
     #[error("api/all=false needs an entry that enables a version")]
-    Nothing,
+    NothingServed,
 }
 
 // === impl RuntimeConfig ===
@@ -79,7 +79,7 @@ impl RuntimeConfig {
             config.entries.insert(key, enabled);
         }
         if config.entries.len() == 1 && config.entries.get("api/all") == Some(&false) {
-            return Err(RuntimeConfigError::Nothing);
+            return Err(RuntimeConfigError::NothingServed);
         }
         Ok(config)
     }
@@ -238,7 +238,7 @@ mod tests {
         for entry in ["api/all", "api/beta=yes", "batch/v1=yes"] {
             assert!(matches!(config(&[entry]), Err(RuntimeConfigError::Value { .. })), "{entry:?}");
         }
-        assert_eq!(config(&["api/all=false"]), Err(RuntimeConfigError::Nothing));
+        assert_eq!(config(&["api/all=false"]), Err(RuntimeConfigError::NothingServed));
     }
 
     #[test]

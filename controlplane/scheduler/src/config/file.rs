@@ -546,6 +546,8 @@ profiles:
         assert_eq!(own, "plugins.postBind: this scheduler has no plugin Mine");
         let alone = "profiles: [{plugins: {permit: {disabled: [{name: GangScheduling}]}}}]";
         assert!(error(alone).contains("use multiPoint"));
+        let fixed = error("profiles: [{plugins: {queueSort: {disabled: [{name: PrioritySort}]}}}]");
+        assert_eq!(fixed, "plugins.queueSort: PrioritySort cannot be disabled");
         assert!(error("percentageOfNodesToScore: 101").contains("range 0-100"));
         assert!(
             error("profiles: [{plugins: {filter: {disabled: [{name: Mine}]}}}]").contains("no filter Mine")

@@ -166,7 +166,8 @@ impl Plugins {
         ];
         for (point, set) in sets {
             if let Some(Plugin { name, .. }) = set.disabled.first() {
-                return Err(format!("plugins.{point}: {name} cannot be disabled alone; use multiPoint"));
+                let hint = if FIXED.contains(&name.as_str()) { "" } else { " alone; use multiPoint" };
+                return Err(format!("plugins.{point}: {name} cannot be disabled{hint}"));
             }
             if let Some(Plugin { name, .. }) = set.enabled.iter().find(|plugin| !is_known(&plugin.name)) {
                 return Err(format!("plugins.{point}: this scheduler has no plugin {name}"));

@@ -71,7 +71,7 @@ async fn bind_all(
         }
         keys.push(key.clone());
         if allocation.is_none() {
-            devices.settled(key).await;
+            devices.wait_for_allocation(key).await;
         }
         // The next pod of the gang reads the claim that this pod wrote, so that the writes do not conflict.
         let _guard = if pod.group().is_some() { Some(devices.shared.gang_writes.lock().await) } else { None };

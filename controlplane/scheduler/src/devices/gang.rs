@@ -18,7 +18,7 @@ impl Devices {
     }
 
     /// Waits until the pod that allocates a shared claim has written the allocation, or has failed.
-    pub(crate) async fn settled(&self, key: &Key) {
+    pub(crate) async fn wait_for_allocation(&self, key: &Key) {
         let mut changes = self.changes();
         loop {
             let is_pending = self.lock().is_pending(key);

@@ -686,11 +686,11 @@ async fn pods_of_a_gang_share_a_claim_that_one_of_them_allocates() {
     devices.end_sharing();
     assert!(reason(&devices, &pod("r", "one"), "a").ends_with("in the process of being allocated"));
     // The second pod is bound after the first one has written the claim.
-    assert!(devices.settled(&key).now_or_never().is_none());
+    assert!(devices.wait_for_allocation(&key).now_or_never().is_none());
     let mut written = claim("one", exactly(json!({})));
     written.status.allocation.clone_from(&reserved[0].1);
     devices.apply(|state| state.update(&key, written));
-    assert!(devices.settled(&key).now_or_never().is_some());
+    assert!(devices.wait_for_allocation(&key).now_or_never().is_some());
     assert!(devices.lock().reserved_claim(&key, None).is_ok());
 }
 

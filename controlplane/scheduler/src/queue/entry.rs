@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) refusals: u32,
     /// Whether the pod always waits for the end of its back-off: the last attempt ended with an error, or an attempt
     /// calls extenders. Calls of extenders are made for one pod at a time, so early calls would delay other pods.
-    pub(super) is_late: bool,
+    pub(super) waits_for_backoff: bool,
     /// Number of requests in flight that evict pods for this pod. Until they end, the pod is not tried again.
     pub(super) evictions: u32,
     /// End of the back-off.
@@ -68,7 +68,7 @@ impl Entry {
             serial_number,
             position: serial_number,
             refusals: 0,
-            is_late: false,
+            waits_for_backoff: false,
             evictions: 0,
             backoff_until: None,
             started: None,
@@ -94,7 +94,7 @@ impl Entry {
 
     /// The order in which the pod is tried before the end of its back-off. `None` if it is not tried early.
     pub(super) fn early_order(&self) -> Option<QueueOrder> {
-        (!self.is_late).then(|| self.ready_order())
+        (!self.waits_for_backoff).then(|| self.ready_order())
     }
 
     /// The changes that may help a pod in flight. `last_change` has the number of the last change of each type.

@@ -105,7 +105,7 @@ impl Scheduler {
             return devices.outcome(pod);
         };
         let (client, pod, is_former) = (self.client.clone(), pod.clone(), unusable.is_former);
-        self.marks.spawn(async move {
+        self.refusal_requests.spawn(async move {
             let Err(error) = deallocate(&client, &pod, &unusable).await else { return RequestEnd::Done };
             let claim = unusable.key();
             tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "cannot release a claim");
@@ -195,7 +195,7 @@ impl Scheduler {
         // The watch may have delivered a newer state than that of the attempt.
         let newest = self.queue.pod(pod.uid()).map_or(pod, Arc::as_ref);
         let (client, pod) = (self.client.clone(), newest.clone());
-        self.marks.spawn(async move {
+        self.refusal_requests.spawn(async move {
             let marked = bind::mark_not_scheduled(client, &pod, reason, &message, nominated.as_deref()).await;
             if let Err(error) = marked {
                 tracing::debug!(
@@ -237,7 +237,7 @@ impl Scheduler {
             self.queue.wake(&uid, Instant::now());
             let Some(other) = self.queue.pod(&uid).cloned() else { continue };
             let client = self.client.clone();
-            self.marks.spawn(async move {
+            self.refusal_requests.spawn(async move {
                 if let Err(error) = bind::set_nominated_node(client, &other, None).await {
                     tracing::debug!(
                         pod = other.name(),
@@ -265,7 +265,7 @@ impl Scheduler {
         let (client, name) = (self.client.clone(), pod.scheduler().to_owned());
         let preemptor = pod.uid().to_owned();
         self.queue.eviction_started(pod.uid());
-        self.marks.spawn(async move {
+        self.refusal_requests.spawn(async move {
             let evicted = bind::evict(client, &victim, &name).await;
             if let Err(error) = &evicted {
                 tracing::warn!(pod = victim.name, namespace = victim.namespace, %error, "cannot preempt a pod");
@@ -438,7 +438,7 @@ mod tests {
     }
 
     async fn end_requests(scheduler: &mut Scheduler) {
-        while let Some(end) = scheduler.marks.join_next().await {
+        while let Some(end) = scheduler.refusal_requests.join_next().await {
             scheduler.request_ended(end.unwrap());
         }
     }
@@ -562,7 +562,7 @@ mod tests {
         scheduler.schedule_alone(preemptor, &Profile::default());
         assert_eq!(scheduler.queue.due(), None, "the requests are in flight");
         // The request that writes the condition of the preemptor does not end.
-        let end = scheduler.marks.join_next().await.unwrap().unwrap();
+        let end = scheduler.refusal_requests.join_next().await.unwrap().unwrap();
         assert!(matches!(&end, RequestEnd::Eviction { is_done: false, .. }));
         assert!(start.elapsed() < std::time::Duration::from_secs(31), "{:?}", start.elapsed());
         scheduler.request_ended(end);

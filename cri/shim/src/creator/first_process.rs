@@ -124,7 +124,7 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     let before = umask(Mode::empty());
     let root = separate(first)?;
     fill_root(first, process, root.as_fd())?;
-    coracle_fault::point("shim.creator-furnished");
+    coracle_fault::point("shim.creator-filled");
     // This step precedes the change of the root, because it needs the host's /proc. No process runs in the
     // container yet.
     take_own_null(root.as_fd()).map_err(FirstError::Stdio)?;

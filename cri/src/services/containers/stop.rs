@@ -44,7 +44,7 @@ impl ContainerService {
         // If the container has ended meanwhile, the wait returns at once. If the shim is gone, the kill that follows
         // reports it.
         let sent = shim.kill(&container.id, container.record.stop_signal).await;
-        coracle_fault::point("stop.asked");
+        coracle_fault::point("stop.signalled");
         if sent.is_err_and(|error| error.kind == ErrorKind::Silent) {
             return false;
         }

@@ -1,9 +1,9 @@
 //! Random numbers. The same seed gives the same numbers.
 
 /// A generator of pseudorandom numbers: xorshift (Marsaglia, 2003).
-pub(super) struct Chance(u64);
+pub(super) struct Rng(u64);
 
-impl Chance {
+impl Rng {
     pub(super) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
