@@ -159,7 +159,8 @@ mod tests {
         let api = TestApi::new(&[]);
         let caches = &api.context.caches;
         let object = |name: &str, replicas: i32| {
-            json!({"metadata": {"name": name, "namespace": "n", "uid": format!("uid-{name}")},
+            json!({"metadata": {"name": name, "namespace": "n", "uid": format!("uid-{name}"),
+                "resourceVersion": "1"},
                 "spec": {"replicas": replicas, "selector": {}, "template": {}, "serviceName": ""}})
         };
         caches.stateful_sets.written(serde_json::from_value(object("db", 3)).unwrap());
