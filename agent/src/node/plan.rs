@@ -646,9 +646,9 @@ mod tests {
         assert_eq!(annotations.insert(name.to_owned(), "5Ki".to_owned()).as_deref(), Some("1000Ki"));
         let patch = metadata_patch(&config(), &properties(), None, &node);
         assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: "1000Ki"}}})), "a larger disk");
-        let unlimited = MachineProperties { local_volume_kib: None, ..properties() };
-        let patch = metadata_patch(&config(), &unlimited, None, &node);
-        assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: null}}})), "without quotas");
+        let unknown = MachineProperties { local_volume_kib: None, ..properties() };
+        let patch = metadata_patch(&config(), &unknown, None, &node);
+        assert_eq!(patch, Some(json!({"metadata": {"annotations": {name: null}}})), "a disk of unknown size");
     }
 
     #[test]

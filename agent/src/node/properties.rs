@@ -16,7 +16,6 @@ use rustix::fs::statvfs;
 use super::config::{NodeConfig, NodeError};
 use super::eviction::{EvictionThresholds, Threshold};
 use crate::own_address;
-use crate::project_quota;
 use crate::version::KUBELET_VERSION;
 
 /// Properties of the machine and of its node, read once at the start.
@@ -32,8 +31,7 @@ pub struct MachineProperties {
     pub allocatable: BTreeMap<String, Quantity>,
     /// Maximum bytes of memory of all pods together: the memory of the node without huge pages and reserved memory.
     pub memory_of_pods: i64,
-    /// Size of the file system with the local volumes, in KiB. None if the file system does not enforce sizes of
-    /// volumes.
+    /// Size of the file system with the local volumes, in KiB. None if it is unknown.
     pub local_volume_kib: Option<u64>,
     /// Kernel, system and version.
     pub info: NodeSystemInfo,
@@ -76,7 +74,7 @@ pub(super) fn find(config: &NodeConfig) -> Result<MachineProperties, NodeError> 
         capacity,
         allocatable,
         memory_of_pods,
-        local_volume_kib: limited_kib(&config.local_volume_dir),
+        local_volume_kib: known_kib(storage_kib(&config.local_volume_dir).ok()),
         info: info(config, &meminfo),
     })
 }
@@ -99,9 +97,9 @@ fn capacity(config: &NodeConfig, meminfo: &str) -> Result<BTreeMap<String, Quant
     Ok(capacity)
 }
 
-/// The size of the file system, if it enforces sizes of volumes. Otherwise volumes can request any size.
-fn limited_kib(dir: &Path) -> Option<u64> {
-    project_quota::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
+/// The size of a file system, in KiB. None if the file system reports no size: some network file systems have 0 blocks.
+fn known_kib(size: Option<u64>) -> Option<u64> {
+    size.filter(|kib| *kib > 0)
 }
 
 /// The directory, or its nearest ancestor that exists: this ancestor is on the same file system.
@@ -293,8 +291,8 @@ mod tests {
         assert!(properties.ip().is_some());
         let size = storage_kib(Path::new("/var/lib")).ok();
         assert_eq!(storage_kib(&config.local_volume_dir).ok(), size, "of an ancestor");
-        let is_limited = project_quota::limits_sizes(Path::new("/var/lib"));
-        assert_eq!(properties.local_volume_kib, size.filter(|_| is_limited));
+        assert_eq!(properties.local_volume_kib, known_kib(size), "also without project quotas");
+        assert_eq!((known_kib(Some(0)), known_kib(Some(1)), known_kib(None)), (None, Some(1), None));
         assert_eq!(os_image("NAME=Debian\nPRETTY_NAME=\"Debian GNU/Linux 12\"\n"), "Debian GNU/Linux 12");
     }
 }

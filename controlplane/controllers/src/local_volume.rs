@@ -10,8 +10,7 @@ pub(crate) mod run;
 pub(crate) const PROVISIONER_NAME: &str = "coracle.dev/local-path";
 /// The node annotation with the directory of local volumes. The agent sets it.
 pub(crate) const DIRECTORY: &str = "coracle.dev/local-volumes";
-/// The node annotation with the size of the file system that has the directory. Absent if the file system does not
-/// enforce the sizes of volumes.
+/// The node annotation with the size of the file system that has the directory. Absent if the size is unknown.
 pub(crate) const DISK: &str = "coracle.dev/local-volumes-disk";
 /// The volume label with the name of the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";

@@ -11,12 +11,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::{Value, json};
 
 use crate::object::{ControllerRevision, ObjectExt};
-use crate::template::Template;
+use crate::template::{Template, name_with_hash};
 
 pub(crate) use run::{Current, current, delete};
 
 /// Label of a pod with the name of its revision.
 pub(crate) const POD_REVISION: &str = "controller-revision-hash";
+
+/// Maximum bytes of a workload's name in the names of its revisions. Source: `ControllerRevisionName`.
+const MAX_NAME: usize = 223;
 
 /// A workload with revisions.
 #[derive(Debug)]
@@ -104,7 +107,7 @@ fn new_revision(workload: &Workload<'_>, number: i64, collisions: i32) -> Value 
     template["$patch"] = "replace".into();
     json!({
         "metadata": {
-            "name": format!("{}-{hash}", workload.name),
+            "name": name_with_hash(workload.name, MAX_NAME, &hash),
             "labels": labels,
             "annotations": workload.annotations,
             "ownerReferences": [workload.owner],
@@ -172,6 +175,23 @@ mod tests {
             collisions: 0,
         };
         assert_eq!(new_revision(&workload, 1, 0)["metadata"]["annotations"], json!({"note": "x"}));
+    }
+
+    #[test]
+    fn the_name_of_a_revision_has_at_most_223_characters_of_its_workload() {
+        let (template, name) = (Template::new(&json!({})), "a".repeat(253));
+        let workload = Workload {
+            namespace: "n",
+            name: &name,
+            uid: "u",
+            owner: OwnerReference::default(),
+            template: &template,
+            annotations: None,
+            hash_label: POD_REVISION,
+            collisions: 0,
+        };
+        let expected = format!("{}-{}", "a".repeat(223), template.hash(Some(0)));
+        assert_eq!(new_revision(&workload, 1, 0)["metadata"]["name"], expected);
     }
 
     #[test]

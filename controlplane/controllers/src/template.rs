@@ -110,6 +110,15 @@ impl Template {
     }
 }
 
+/// The name of an object for one template of a workload: the workload's name, at most `longest` bytes of it, and the
+/// hash.
+pub(crate) fn name_with_hash(workload: &str, longest: usize, hash: &str) -> String {
+    // Names are ASCII, so every byte is a character boundary. No name has a dot before a dash: upstream keeps this dot,
+    // and the API server refuses the name.
+    let start = workload.get(..longest).map_or(workload, |start| start.trim_end_matches('.'));
+    format!("{start}-{hash}")
+}
+
 fn fnv(start: u32, bytes: &[u8]) -> u32 {
     bytes.iter().fold(start, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
@@ -162,6 +171,15 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_name_of_a_workload_is_shortened_before_its_hash() {
+        for (workload, expected) in
+            [("ab", "ab-x"), ("abc", "abc-x"), ("abcd", "abc-x"), ("ab.c", "ab-x"), ("a-b.c", "a-b-x")]
+        {
+            assert_eq!(name_with_hash(workload, 3, "x"), expected);
+        }
+    }
 
     #[test]
     fn the_hash_label_and_empty_values_make_no_difference() {

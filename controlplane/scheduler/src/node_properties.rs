@@ -16,6 +16,6 @@ pub(crate) struct NodeProperties {
     pub(crate) allocatable: Resources,
     /// Features that the node declares.
     pub(crate) declared_features: Vec<String>,
-    /// The size in bytes of the disk with local volumes, if the disk enforces the sizes of volumes.
+    /// The size in bytes of the disk with local volumes, if the node reports it.
     pub(crate) local_volumes_disk: Option<Quantity>,
 }

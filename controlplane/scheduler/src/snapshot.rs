@@ -23,8 +23,7 @@ use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::volumes::{ChosenVolume, Disks, NodeVolumes, VolumeUsage, Volumes};
 
-/// The node annotation with the size of the disk that has the node's local volumes. The agent sets it if the disk
-/// enforces sizes of volumes.
+/// The node annotation with the size of the disk that has the node's local volumes. Absent if the size is unknown.
 const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 
 /// A node with its pods.

@@ -2,6 +2,8 @@
 //!
 //! The error texts are part of the API: clients and tests compare them.
 
+use std::borrow::Cow;
+
 const LABEL: &str = "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')";
 const SUBDOMAIN: &str = "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')";
 const LABEL_1035: &str = "a DNS-1035 label must consist of lower case alphanumeric characters or '-', start with an alphabetic character, and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is '[a-z]([-a-z0-9]*[a-z0-9])?')";
@@ -81,6 +83,18 @@ pub fn path_segment(text: &str) -> Vec<String> {
         (text.contains('/'), "may not contain '/'".to_owned()),
         (text.contains('%'), "may not contain '%'".to_owned()),
     ])
+}
+
+/// Prepares a prefix of names for the check of a name, because more characters follow a prefix. Replaces a dash at the
+/// end, and the character before the dash, by a letter. Source: `maskTrailingDash` of apimachinery.
+pub fn masked_prefix(prefix: &str) -> Cow<'_, str> {
+    match prefix.strip_suffix('-') {
+        Some(before) if !before.is_empty() => {
+            let kept = before.strip_suffix(|last: char| last.is_ascii()).unwrap_or(before);
+            Cow::Owned(format!("{kept}a"))
+        }
+        _ => Cow::Borrowed(prefix),
+    }
 }
 
 /// Checks the value of a label.

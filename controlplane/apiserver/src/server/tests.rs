@@ -270,6 +270,11 @@ async fn generated_names_take_the_prefix() {
     let body = json!({"metadata": {"generateName": "gen-"}, "spec": spec});
     let refused = server.post("/api/v1/namespaces/default/pods", body).await;
     assert_eq!((refused.code, &refused.body["details"]["name"]), (403, &json!("gen-")));
+    let long = server.post("/api/v1/namespaces", json!({"metadata": {"generateName": "n".repeat(63)}})).await;
+    let name = long.body["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with(&"n".repeat(58)) && name.len() == 63, "{name}");
+    let dotted = server.post(CONFIG_MAPS, json!({"metadata": {"generateName": "gen."}})).await;
+    assert_eq!(dotted.code, 422);
     let refused = server.post(CONFIG_MAPS, json!({"metadata": {"generateName": "Gen_"}})).await;
     assert!(refused.body["message"].as_str().unwrap().starts_with("ConfigMap \"Gen_"), "{}", refused.body);
     assert_eq!(refused.code, 422);

@@ -1,7 +1,5 @@
 //! Named formats, and formatted texts (`"%s".format([…])`).
 
-use std::borrow::Cow;
-
 use coracle_values::names;
 
 use super::{clause, failed, traversal};
@@ -52,7 +50,7 @@ pub(super) fn call<'a>(
 }
 
 fn problems(format: &str, text: &str) -> Vec<String> {
-    let prefix = || masked(text);
+    let prefix = || names::masked_prefix(text);
     let unless = |fits: bool, problem: &str| if fits { Vec::new() } else { vec![problem.to_owned()] };
     match format {
         "dns1123Label" => names::dns1123_label(text),
@@ -68,18 +66,6 @@ fn problems(format: &str, text: &str) -> Vec<String> {
         "byte" => unless(text_format::is_base64(text), "invalid base64"),
         "date" => unless(text_format::is_date(text), "invalid date"),
         _ => unless(text_format::is_date_time(text), "invalid datetime"),
-    }
-}
-
-/// Makes a name prefix valid as a name, because more characters follow a prefix. Replaces a dash at the end, and the
-/// character before the dash, by a letter (`maskTrailingDash`).
-fn masked(text: &str) -> Cow<'_, str> {
-    match text.strip_suffix('-') {
-        Some(before) if !before.is_empty() => {
-            let kept = before.strip_suffix(|last: char| last.is_ascii()).unwrap_or(before);
-            Cow::Owned(format!("{kept}a"))
-        }
-        _ => Cow::Borrowed(text),
     }
 }
 

@@ -18,10 +18,12 @@ use crate::object::{Deployment, Key, ObjectExt, ReplicaSet, controller_of};
 use crate::pod_control;
 use crate::queue::{Next, Queue};
 use crate::queueing::Selecting;
-use crate::template::HASH_LABEL;
+use crate::template::{HASH_LABEL, name_with_hash};
 use crate::write::{Part, owners_patch};
 
 const CONTROLLER: &str = "deployment-controller";
+/// Maximum length of a replica set's name in bytes.
+const MAX_NAME: usize = 253;
 
 /// Queues changed deployments, and the deployments of changed replica sets and pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
@@ -136,6 +138,11 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     Ok(())
 }
 
+/// The name of a deployment's replica set with this hash. Source: `generateReplicaSetName`.
+fn set_name(deployment: &Deployment, hash: &str) -> String {
+    name_with_hash(deployment.name(), MAX_NAME.saturating_sub(hash.len() + 1), hash)
+}
+
 /// The new replica set for the deployment's template.
 fn new_set(deployment: &Deployment, new: &NewSet) -> Value {
     let mut template = deployment.spec.template.value();
@@ -153,7 +160,7 @@ fn new_set(deployment: &Deployment, new: &NewSet) -> Value {
     selector["matchLabels"][HASH_LABEL] = new.hash.clone().into();
     json!({
         "metadata": {
-            "name": format!("{}-{}", deployment.name(), new.hash),
+            "name": set_name(deployment, &new.hash),
             "labels": labels,
             "annotations": new.annotations,
             "ownerReferences": [deployment.controller_reference()],
@@ -173,7 +180,7 @@ async fn create(
     new: NewSet,
     status: &mut Option<DeploymentStatus>,
 ) -> Result<(), Error> {
-    let name = format!("{}-{}", deployment.name(), new.hash);
+    let name = set_name(deployment, &new.hash);
     let created = context.replica_sets().create(deployment.namespace(), new_set(deployment, &new)).await;
     let source = match created {
         Ok(_) => {
@@ -333,6 +340,19 @@ mod tests {
             assert_eq!(counts.collect::<Vec<_>>(), expected, "{owner} {image}");
             let is_known = api.context.caches.replica_sets.get(&Key::new("n", "web-1")).is_some();
             assert_eq!(is_known, !collides, "{owner} {image}");
+        }
+    }
+
+    #[test]
+    fn the_name_of_a_replica_set_has_at_most_253_characters() {
+        for (length, kept) in [(13, 13), (242, 242), (243, 242), (253, 242)] {
+            let mut deployment = Deployment::default();
+            deployment.metadata.name = Some("a".repeat(length));
+            let expected = format!("{}-6bb58d578b", "a".repeat(kept));
+            assert_eq!(set_name(&deployment, "6bb58d578b"), expected);
+            let annotations = std::collections::BTreeMap::new();
+            let new = NewSet { hash: "6bb58d578b".to_owned(), replicas: 1, annotations };
+            assert_eq!(new_set(&deployment, &new)["metadata"]["name"], expected);
         }
     }
 

@@ -69,8 +69,8 @@ fn without_node(class: &StorageClass) -> Provision {
     ))
 }
 
-/// The reason why the disk of a node cannot have a volume of the requested size. A node reports the size of its disk
-/// only if the disk enforces sizes of volumes.
+/// The reason why the disk of a node cannot have a volume of the requested size. `None` if the volume fits, or if
+/// the node reports no size.
 pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
     let disk = node.metadata.annotations.as_ref()?.get(DISK)?;
     let requested = &claim.requested()?.0;

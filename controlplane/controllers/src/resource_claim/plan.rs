@@ -12,6 +12,8 @@ use crate::object::{ObjectExt, Pod, PodResourceClaim, ResourceClaim, controller_
 const POD_CLAIM_NAME: &str = "resource.kubernetes.io/pod-claim-name";
 /// Maximum number of users of a claim, as in the API.
 const MAX_USERS: usize = 256;
+/// Maximum length of the prefix of a claim's name: 63 characters without a dash and the five that the API server adds.
+const MAX_PREFIX: usize = 57;
 /// Finalizer that keeps a claim until its devices are free.
 pub(crate) const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 
@@ -48,6 +50,21 @@ pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> 
     pod.spec.resource_claims.iter().filter_map(step).collect()
 }
 
+/// The prefix of the name of a pod's claim. The API server would cut a long prefix at its end, which is the claim's
+/// name in the pod's spec. So both names are cut in proportion to their lengths. Source: `handleClaim`.
+fn prefix(pod: &str, name: &str) -> String {
+    let whole = format!("{pod}-{name}-");
+    if whole.len() <= MAX_PREFIX {
+        return whole;
+    }
+    let kept = |text: &str| text.len() * MAX_PREFIX / whole.len();
+    // Names are ASCII, so every byte is a character boundary. No name has a dot before a dash: upstream keeps this dot,
+    // and the API server refuses the name.
+    let pod = pod.get(..kept(pod)).unwrap_or(pod).trim_end_matches('.');
+    let name = name.get(..kept(name)).unwrap_or(name);
+    format!("{pod}-{name}")
+}
+
 /// The claim to create for a pod from a template.
 pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
     let meta = &template["spec"]["metadata"];
@@ -55,7 +72,7 @@ pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
     annotations.insert(POD_CLAIM_NAME.to_owned(), name.into());
     json!({
         "metadata": {
-            "generateName": format!("{}-{name}-", pod.name()),
+            "generateName": prefix(pod.name(), name),
             "labels": meta["labels"],
             "annotations": annotations,
             "ownerReferences": [pod.controller_reference()],
@@ -209,6 +226,20 @@ mod tests {
         assert_eq!(patch["status"]["resourceClaimStatuses"][0]["resourceClaimName"], "p-gpu-x");
         assert_eq!(names_patch(&pod(&patch["status"]), &names), None);
         assert_eq!(steps(&pod(&json!({"phase": "Failed"})), &[]), []);
+    }
+
+    #[test]
+    fn the_name_of_a_claim_has_a_part_of_a_long_pod_name_and_of_its_own() {
+        assert_eq!(prefix("p", "gpu"), "p-gpu-");
+        let (pod, name) = ("p".repeat(40), "c".repeat(15));
+        assert_eq!(prefix(&pod, &name), format!("{pod}-{name}-"), "57 characters");
+        // 100 characters: 57 % of each name.
+        let (pod, name) = ("p".repeat(78), "c".repeat(20));
+        assert_eq!(prefix(&pod, &name), format!("{}-{}", "p".repeat(44), "c".repeat(11)));
+        let dotted = format!("{}.{}", "p".repeat(43), "p".repeat(34));
+        assert_eq!(prefix(&dotted, &name), format!("{}-{}", "p".repeat(43), "c".repeat(11)));
+        let longest = prefix(&"p".repeat(253), "c");
+        assert_eq!(longest, format!("{}-", "p".repeat(56)));
     }
 
     #[test]

@@ -238,21 +238,13 @@ fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
         match text(&from[*name]["name"]) {
             "" => causes.required(&here, ""),
             // A dash at the end is valid, as upstream.
-            name => causes.format(&here, name, format::dns1123_subdomain(&masked(name))),
+            name => causes.format(&here, name, format::dns1123_subdomain(&format::masked_prefix(name))),
         }
     }
     match given.len() {
         0 => causes.invalid(list, &"".into(), "must specify one of: `configMapRef` or `secretRef`"),
         1 => {}
         _ => causes.invalid(list, &"".into(), "may not have more than one field specified at a time"),
-    }
-}
-
-/// The name with a letter instead of a trailing dash. Source: `maskTrailingDash` of apimachinery.
-fn masked(name: &str) -> String {
-    match name.strip_suffix('-') {
-        Some(rest) if !rest.is_empty() => format!("{rest}a"),
-        _ => name.to_owned(),
     }
 }
 
@@ -319,7 +311,13 @@ mod tests {
 
     #[test]
     fn each_bulk_source_is_one_map_or_secret() {
-        assert_eq!(said(json!({"envFrom": [{"configMapRef": {"name": "a-"}}]})), Vec::<String>::new());
+        let long = "a".repeat(253);
+        for name in ["a-", "ab.-", &long, &format!("{long}-")] {
+            let container = json!({"envFrom": [{"configMapRef": {"name": name}}]});
+            assert_eq!(said(container), Vec::<String>::new(), "{name}");
+        }
+        let too_long = json!({"envFrom": [{"configMapRef": {"name": format!("{long}a-")}}]});
+        assert_eq!(said(too_long).len(), 1);
         let both = json!({"configMapRef": {"name": "a"}, "secretRef": {}});
         assert_eq!(
             said(json!({"envFrom": [both]})),

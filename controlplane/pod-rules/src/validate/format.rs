@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use ipnetwork::IpNetwork;
 
 pub use coracle_values::names::{
-    config_key, dns1035_label, dns1123_label, dns1123_subdomain, env_name, label_value, path_segment,
-    port_name, qualified_name,
+    config_key, dns1035_label, dns1123_label, dns1123_subdomain, env_name, label_value, masked_prefix,
+    path_segment, port_name, qualified_name,
 };
 
 /// The problem `text` if `is_wrong`. Otherwise the list is empty.

@@ -1,5 +1,6 @@
 //! Validation of object metadata.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 
 use serde_json::Value;
@@ -116,8 +117,11 @@ fn names(causes: &mut Causes, rules: MetadataRules, path: &Path, metadata: &Valu
     };
     let (name, prefix) = (text(&metadata["name"]), text(&metadata["generateName"]));
     if !prefix.is_empty() {
-        // A trailing dash is valid, because the generated suffix follows it.
-        let sample = format!("{}a", prefix);
+        let sample = match rules.name {
+            // A prefix of a path segment may be `.` or `..`. Source: `IsPathSegmentPrefix`.
+            NameRule::PathSegment => Cow::Owned(format!("{prefix}a")),
+            NameRule::Dns1123Label | NameRule::Dns1123Subdomain => format::masked_prefix(prefix),
+        };
         causes.format(&path.field("generateName"), prefix, rule(&sample));
     }
     if name.is_empty() {
@@ -182,5 +186,36 @@ fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
             name(other)
         );
         causes.invalid(path, owners, &detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate::tests::found;
+
+    #[test]
+    fn a_prefix_of_names_is_valid_if_it_is_a_name_after_the_masking_of_its_dash() {
+        let is_valid = |name: NameRule, prefix: &str| {
+            let rules = MetadataRules { name, namespaced: false, finalizers_with_domain: false };
+            let object = json!({"metadata": {"name": "a", "generateName": prefix}});
+            found(|causes| every_write(causes, rules, &object)).is_empty()
+        };
+        let (label, subdomain) = ("a".repeat(63), "a".repeat(253));
+        for prefix in ["ab-", "ab--", "ab.-", "a.b", &subdomain, &format!("{subdomain}-")] {
+            assert!(is_valid(NameRule::Dns1123Subdomain, prefix), "{prefix}");
+        }
+        for prefix in ["ab.", "-", &format!("{subdomain}a"), &format!("{subdomain}a-")] {
+            assert!(!is_valid(NameRule::Dns1123Subdomain, prefix), "{prefix}");
+        }
+        assert!(is_valid(NameRule::Dns1123Label, &label));
+        assert!(is_valid(NameRule::Dns1123Label, &format!("{label}-")));
+        assert!(!is_valid(NameRule::Dns1123Label, &format!("{label}a")));
+        for prefix in [".", "..", "a:"] {
+            assert!(is_valid(NameRule::PathSegment, prefix), "{prefix}");
+        }
+        assert!(!is_valid(NameRule::PathSegment, "a/"));
     }
 }

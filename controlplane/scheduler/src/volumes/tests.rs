@@ -357,7 +357,7 @@ fn a_claim_larger_than_the_disk_with_local_volumes_waits_for_another_node() {
     let none = Some(vec!["node(s) did not have enough free storage".to_owned()]);
     assert_eq!(refused(&node("1048575Ki")), none);
     assert_eq!((refused(&node("1Gi")), refused(&node("unknown"))), (None, None));
-    assert_eq!(accepted(&found, &pod(&["c"])).0, ["a", "b"], "nodes that do not enforce sizes");
+    assert_eq!(accepted(&found, &pod(&["c"])).0, ["a", "b"], "nodes that report no size");
 }
 
 #[test]
