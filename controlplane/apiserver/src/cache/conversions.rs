@@ -5,8 +5,8 @@
 //!
 //! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of
 //! other owners begin another conversion: the call may have failed because the first owner has too many calls. After
-//! [`SHARED_ATTEMPTS`] such failures, an owner shares only its own calls. So its watches fail only with its own call, and
-//! wait for a limited number of calls.
+//! [`SHARED_ATTEMPTS`] such failures, an owner shares only its own calls. So its watches fail only with its own call,
+//! and wait for a limited number of calls.
 
 use std::{
     collections::VecDeque,
@@ -100,8 +100,8 @@ impl Conversions {
         converted
     }
 
-    /// The conversion of the object. If the cache has no such conversion, it is started. A running conversion of another
-    /// owner counts only if `is_shared` is set.
+    /// The conversion of the object. If the cache has no such conversion, it is started. A running conversion of
+    /// another owner counts only if `is_shared` is set.
     fn find(
         &self,
         object: &Arc<Object>,

@@ -398,8 +398,8 @@ impl Levels {
 // === impl Level ===
 
 impl Level {
-    /// Applies a configuration. Waiting requests are distributed to the new queues. Running requests do not count in the
-    /// new queues.
+    /// Applies a configuration. Waiting requests are distributed to the new queues. Running requests do not count in
+    /// the new queues.
     fn reshape(&mut self, config: LevelConfig) {
         let count = config.queuing.map_or(0, |queuing| queuing.queues);
         self.config = config;

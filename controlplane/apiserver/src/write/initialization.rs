@@ -88,8 +88,8 @@ pub(super) async fn finish(call: &Call, stored: Stored, permit: Option<WaitPermi
     }
 }
 
-/// The maximum time that a create waits, from the parameter `timeout`, a duration of Go. An invalid duration does not get
-/// here: the server refuses its request.
+/// The maximum time that a create waits, from the parameter `timeout`, a duration of Go. An invalid duration does not
+/// get here: the server refuses its request.
 fn limit(text: &str) -> Duration {
     let Ok(seconds) = deadline::go_seconds(text) else { return MAX_WAIT };
     // As upstream, a create with a negative time does not wait.
