@@ -70,7 +70,9 @@ impl Progress {
     fn close(&self) {
         let mut waiting = self.lock();
         waiting.is_closed = true;
-        waiting.requests.clear();
+        let requests = std::mem::take(&mut waiting.requests);
+        drop(waiting);
+        drop(requests);
     }
 
     /// Waits until the revision is applied, without a time limit. Returns false if no further revisions are applied.
