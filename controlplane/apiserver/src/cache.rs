@@ -248,8 +248,9 @@ impl Cache {
         }
     }
 
-    /// Applies the events of the store until the watch ends.
+    /// Applies the events of the store until the watch ends. Then the waits for further revisions fail.
     pub(crate) async fn follow(self: Arc<Self>, watch: Watch) {
+        let _closing = self.revision.close_on_drop();
         tokio::select! {
             () = self.apply_events(watch) => (),
             () = self.remove_old_changes() => (),
@@ -406,6 +407,9 @@ impl Cache {
     }
 
     /// Waits until the commit of a revision is applied.
+    ///
+    /// # Errors
+    /// `ServiceUnavailable` if the watch of the store has ended.
     pub(crate) async fn reach(&self, revision: u64) -> Result<()> {
         match self.revision.reach(revision).await {
             true => Ok(()),

@@ -25,6 +25,8 @@ use crate::usage_history::InitialResourcesOptions;
 
 /// Maximum bytes of the authentication configuration file.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
+/// Maximum bytes of the audit policy.
+const MAX_AUDIT_POLICY: u64 = 1 << 20;
 /// Minimum and maximum of the default byte limit of a namespace.
 const NAMESPACE_BYTES: [usize; 2] = [32 << 20, 1 << 30];
 
@@ -309,13 +311,12 @@ pub enum OpenError {
     #[error("cannot use the allowed origins (cors-allowed-origins)")]
     AllowedOrigins(#[source] regex::Error),
     /// The audit policy cannot be read.
-    #[error("cannot read the audit policy {path}")]
+    #[error("cannot read the audit policy {path}: {reason}")]
     AuditPolicyFile {
         /// Path of the file.
         path: PathBuf,
         /// The cause.
-        #[source]
-        source: std::io::Error,
+        reason: String,
     },
     /// The audit policy is invalid.
     #[error("cannot use the audit policy {path}")]
@@ -355,11 +356,7 @@ pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(Authentication
 
 /// Reads the audit policy and opens the backends.
 pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError> {
-    let path = config.policy_file;
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| OpenError::AuditPolicyFile { path: path.clone(), source })?;
-    let policy = coracle_audit::Policy::parse(&text)
-        .map_err(|source| OpenError::AuditPolicy { path: path.clone(), source })?;
+    let policy = read_audit_policy(&config.policy_file)?;
     let open = |options: coracle_audit::LogOptions| {
         let path = options.path.clone();
         coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
@@ -370,9 +367,29 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
     Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
+/// Reads and checks the audit policy.
+fn read_audit_policy(path: &Path) -> Result<coracle_audit::Policy, OpenError> {
+    let text = bounded_file::read_text(path, MAX_AUDIT_POLICY)
+        .map_err(|reason| OpenError::AuditPolicyFile { path: path.to_owned(), reason })?;
+    coracle_audit::Policy::parse(&text)
+        .map_err(|source| OpenError::AuditPolicy { path: path.to_owned(), source })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_large_audit_policy_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("policy.yaml");
+        let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata}]\n";
+        std::fs::write(&path, policy).unwrap();
+        assert!(read_audit_policy(&path).is_ok());
+        std::fs::write(&path, format!("{policy}#{}", "x".repeat(1 << 20))).unwrap();
+        let error = read_audit_policy(&path).err().unwrap().to_string();
+        assert!(error.ends_with("it is larger than 1048576 bytes"), "{error}");
+    }
 
     #[test]
     fn a_namespace_may_have_a_quarter_of_the_bytes_of_all() {

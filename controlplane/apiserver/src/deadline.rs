@@ -24,7 +24,7 @@ pub(crate) fn of_request(query: &Query, max: Duration) -> Result<Duration> {
 const MAX_SECONDS: f64 = 9_223_372_036.854_776;
 
 /// The seconds of a duration in Go's notation, such as `1m30.5s`. The error is Go's text.
-fn go_seconds(text: &str) -> std::result::Result<f64, String> {
+pub(crate) fn go_seconds(text: &str) -> std::result::Result<f64, String> {
     let invalid = || format!("time: invalid duration {text:?}");
     let unsigned = text.strip_prefix(['-', '+']).unwrap_or(text);
     if unsigned == "0" {

@@ -7,8 +7,7 @@ use coracle_kinds::{
     validate::{Causes, Path},
 };
 use coracle_managed_fields::{
-    ApplyError, ApplyRequest, FieldSet, MAX_LISTED, Managers, PathElement, UpdateRequest, Updater,
-    conflict_message,
+    ApplyError, ApplyRequest, FieldSet, Managers, PathElement, UpdateRequest, Updater, conflict_message,
 };
 use serde_json::{Map, Value, json};
 
@@ -230,7 +229,7 @@ fn failure(call: &Call, config: &Value, error: &ApplyError) -> ApiError {
     match error {
         ApplyError::Conflicts(conflicts) => {
             let mut failure = ApiError::apply_conflict(conflict_message(conflicts));
-            let causes = conflicts.iter().take(MAX_LISTED).map(|conflict| {
+            let causes = conflicts.listed().into_iter().map(|conflict| {
                 json!({"reason": "FieldManagerConflict", "message": conflict.cause(), "field": conflict.path.to_string()})
             });
             failure.details = json!({"causes": causes.collect::<Vec<_>>()});

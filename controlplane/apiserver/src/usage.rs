@@ -37,8 +37,7 @@ pub(crate) const GROUP: &str = "metrics.k8s.io";
 const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
 /// Time between the two samples if there is no earlier sample.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
-/// Maximum time to get the samples of a node. The wait for another request that gets them may take the same time
-/// before.
+/// Maximum time to get the samples of a node, with the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of a summary.
 const MAX_SUMMARY: usize = 16 << 20;
@@ -225,7 +224,10 @@ where
     R: Future<Output = Result<Sample>>,
 {
     let late = || ApiError::timeout(format!("the kubelet of node {node} sends no summary"), 1);
-    let Ok(mut last_result) = tokio::time::timeout(TIMEOUT, place.lock()).await else { return Err(late()) };
+    let deadline = Instant::now() + TIMEOUT;
+    let Ok(mut last_result) = tokio::time::timeout_at(deadline, place.lock()).await else {
+        return Err(late());
+    };
     let earlier = match last_result.take() {
         Some(LastResult::Pair(pair)) if pair.1.taken.elapsed() < MAX_FRESH_AGE => {
             *last_result = Some(LastResult::Pair(pair.clone()));
@@ -238,14 +240,15 @@ where
         Some(LastResult::Pair((_, later))) if later.taken.elapsed() <= MAX_WINDOW => Some(later),
         _ => None,
     };
-    let taken = tokio::time::timeout(TIMEOUT, pair_of(earlier, fetch)).await;
-    let taken = taken.unwrap_or_else(|_elapsed| Err(late()));
-    *last_result = Some(
-        taken
-            .as_ref()
-            .map_or_else(|_| LastResult::Failure(Instant::now()), |pair| LastResult::Pair(pair.clone())),
-    );
-    taken
+    let is_short = deadline.saturating_duration_since(Instant::now()) < TIMEOUT / 2;
+    let taken = tokio::time::timeout_at(deadline, pair_of(earlier, fetch)).await;
+    *last_result = match &taken {
+        Ok(Ok(pair)) => Some(LastResult::Pair(pair.clone())),
+        // After a long wait for other requests, a healthy node can also be late.
+        Err(_elapsed) if is_short => None,
+        Ok(Err(_)) | Err(_) => Some(LastResult::Failure(Instant::now())),
+    };
+    taken.unwrap_or_else(|_elapsed| Err(late()))
 }
 
 /// Takes the missing samples of a pair.
@@ -344,5 +347,19 @@ mod tests {
         assert!(sampled_by(&place, "n", stuck).await.is_err());
         assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
         assert_eq!(asked.into_inner(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wait_for_another_request_and_the_samples_have_one_time_limit() {
+        let (place, began) = (NodeSamples::default(), Instant::now());
+        let other = place.lock().await;
+        let release = async move {
+            tokio::time::sleep(TIMEOUT * 9 / 10).await;
+            drop(other);
+        };
+        let (result, ()) = tokio::join!(sampled_by(&place, "n", std::future::pending), release);
+        assert!(result.is_err());
+        assert!(began.elapsed() < TIMEOUT + Duration::from_secs(1), "{:?}", began.elapsed());
+        assert!(place.lock().await.is_none(), "the next request asks the node again");
     }
 }

@@ -2,11 +2,13 @@
 
 use serde_json::{Map, Value};
 
+use crate::prune::MAX_PATHS;
 use crate::schema::Schema;
 use crate::violation::{Path, Violations};
 use coracle_values::{go, names};
 
-/// Checks and cleans the metadata of embedded resources. Returns the paths of unknown fields, which are removed.
+/// Checks and cleans the metadata of embedded resources: removes unknown fields. Returns at most [`MAX_PATHS`] of their
+/// paths, sorted.
 pub(crate) fn coerce(object: &mut Value, schema: &Schema, violations: &mut Violations) -> Vec<String> {
     let mut unknown = Vec::new();
     walk(object, schema, &Path::default(), &mut |map, path| {
@@ -73,7 +75,9 @@ fn coerce_metadata(
     let mut wrong = None;
     fields.retain(|name, value| {
         let Some(metadata_type) = metadata_type(name) else {
-            unknown.push(place.field(name).as_str().to_owned());
+            if unknown.len() < MAX_PATHS {
+                unknown.push(place.field(name).as_str().to_owned());
+            }
             return false;
         };
         if !metadata_type.fits(value) {
@@ -228,5 +232,19 @@ mod tests {
             (violation.field.as_str(), violation.message.as_str()),
             ("template.apiVersion", "Required value")
         );
+    }
+
+    #[test]
+    fn many_unknown_fields_below_a_long_key_have_few_paths() {
+        let schema = Schema::parse(&json!({"type": "object", "additionalProperties": {
+            "type": "object", "x-kubernetes-embedded-resource": true, "x-kubernetes-preserve-unknown-fields": true}}))
+        .unwrap();
+        let unknown: Map<String, Value> = (0..1000).map(|at| (format!("odd{at}"), 1.into())).collect();
+        let key = "k".repeat(2000);
+        let mut object = json!({key.as_str(): {"apiVersion": "v1", "kind": "Pod", "metadata": unknown}});
+        let mut violations = Violations::default();
+        assert_eq!(coerce(&mut object, &schema, &mut violations).len(), MAX_PATHS);
+        assert!(violations.is_empty());
+        assert_eq!(object[key.as_str()]["metadata"], json!({}));
     }
 }

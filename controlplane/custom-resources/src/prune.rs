@@ -6,7 +6,7 @@ use crate::schema::{Additional, Schema};
 use crate::violation::Path;
 
 /// Maximum number of recorded paths. One path can be as long as all keys of the object.
-const MAX_PATHS: usize = 100;
+pub(crate) const MAX_PATHS: usize = 100;
 
 /// Removes unknown fields of a custom resource. Returns at most [`MAX_PATHS`] of their paths, sorted. `apiVersion`,
 /// `kind` and `metadata` of the object stay.

@@ -6,6 +6,8 @@ use coracle_values::Quantity;
 use serde_json::{Map, Value};
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
+/// Maximum number of listed violations. A pod can have very many containers, and each of them can violate each limit.
+const MAX_PROBLEMS: usize = 100;
 
 /// Requests and limits of a container, pod or claim, which a limit range restricts.
 struct Usage<'a> {
@@ -64,7 +66,7 @@ fn complete_container(
     }
 }
 
-/// The violations of a limit range by a pod.
+/// The first [`MAX_PROBLEMS`] violations of a limit range by a pod.
 pub fn check_pod(limit_range: &Value, pod: &Value) -> Vec<String> {
     let mut problems = Vec::new();
     for limit in limits(limit_range, "Container") {
@@ -114,7 +116,11 @@ pub fn check_claim(limit_range: &Value, claim: &Value) -> Vec<String> {
     problems
 }
 
+/// Adds the violations of one limit, up to [`MAX_PROBLEMS`] violations in all.
 fn check(limit: &Value, kind: &str, usage: &Usage<'_>, problems: &mut Vec<String>) {
+    if problems.len() >= MAX_PROBLEMS {
+        return;
+    }
     for (name, enforced) in amounts(&limit["min"]) {
         problems.extend(below_minimum(kind, name, enforced, usage));
     }
@@ -124,6 +130,7 @@ fn check(limit: &Value, kind: &str, usage: &Usage<'_>, problems: &mut Vec<String
     for (name, enforced) in amounts(&limit["maxLimitRequestRatio"]) {
         problems.extend(above_ratio(kind, name, enforced, usage));
     }
+    problems.truncate(MAX_PROBLEMS);
 }
 
 fn below_minimum(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) -> Option<String> {
@@ -234,6 +241,14 @@ mod tests {
         let again = object.clone();
         complete(&range, &mut object);
         assert_eq!(object, again);
+    }
+
+    #[test]
+    fn a_pod_with_many_containers_has_few_listed_violations() {
+        let limit = json!({"type": "Container", "min": {"cpu": "1", "memory": "1Gi", "a.io/b": "1"}});
+        let containers: Vec<Value> = (0..1000).map(|at| json!({"name": format!("c{at}")})).collect();
+        let pod = json!({"spec": {"containers": containers}});
+        assert_eq!(check_pod(&json!({"spec": {"limits": [limit]}}), &pod).len(), MAX_PROBLEMS);
     }
 
     #[test]

@@ -215,20 +215,29 @@ impl FieldSet {
         FieldSet(nodes.collect())
     }
 
-    /// All paths, in order; a path comes before the paths below it.
-    pub fn paths(&self) -> Vec<Path> {
+    /// Number of paths.
+    pub fn len(&self) -> usize {
+        self.0.values().map(|node| usize::from(node.member) + node.children.len()).sum()
+    }
+
+    /// The first `max` paths, in order; a path comes before the paths below it. Each path has a copy of all its
+    /// elements, so all paths of a deep object can take much more memory than the object.
+    pub fn paths(&self, max: usize) -> Vec<Path> {
         let mut paths = Vec::new();
-        self.collect_paths(&mut Vec::new(), &mut paths);
+        self.collect_paths(max, &mut Vec::new(), &mut paths);
         paths
     }
 
-    fn collect_paths(&self, prefix: &mut Vec<PathElement>, paths: &mut Vec<Path>) {
+    fn collect_paths(&self, max: usize, prefix: &mut Vec<PathElement>, paths: &mut Vec<Path>) {
         for (element, node) in &self.0 {
+            if paths.len() >= max {
+                return;
+            }
             prefix.push(element.clone());
             if node.member {
                 paths.push(Path(prefix.clone()));
             }
-            node.children.collect_paths(prefix, paths);
+            node.children.collect_paths(max, prefix, paths);
             prefix.pop();
         }
     }

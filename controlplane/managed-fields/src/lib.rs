@@ -26,7 +26,7 @@ mod schema;
 mod update;
 mod walk;
 
-pub use conflict::{Conflict, MAX_LISTED, conflict_message};
+pub use conflict::{Conflict, Conflicts, MAX_LISTED, conflict_message};
 pub use field_set::{FieldSet, InvalidFields};
 pub use managers::{InvalidManagedFields, ManagerId, Managers, Operation, Owned};
 pub use path::{Path, PathElement, Scalar};

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     annotation,
-    conflict::Conflict,
+    conflict::Conflicts,
     field_set::FieldSet,
     managers::{ManagerId, Managers, Operation, Owned},
     path::{PathElement, equal},
@@ -106,7 +106,7 @@ pub struct Applied {
 pub enum ApplyError {
     /// Other managers own fields with other values.
     #[error("{}", crate::conflict_message(.0))]
-    Conflicts(Vec<Conflict>),
+    Conflicts(Conflicts),
     /// Elements of lists cannot be identified.
     #[error("{}", list(.0))]
     Invalid(Vec<InvalidElement>),
@@ -238,13 +238,7 @@ impl<V: Versions> Updater<'_, V> {
     }
 
     /// Takes changed and removed fields from all managers but the applier. Returns the conflicts.
-    fn release(
-        &self,
-        live: &Value,
-        new: &Value,
-        applier: &ManagerId,
-        managers: &mut Managers,
-    ) -> Vec<Conflict> {
+    fn release(&self, live: &Value, new: &Value, applier: &ManagerId, managers: &mut Managers) -> Conflicts {
         let own = managers.0.remove(applier);
         let conflicts = self.release_all(live, new, managers, &mut BTreeMap::new());
         managers.0.extend(own.filter(|own| !own.fields.is_empty()).map(|own| (applier.clone(), own)));
@@ -261,8 +255,8 @@ impl<V: Versions> Updater<'_, V> {
         new: &Value,
         managers: &mut Managers,
         by_version: &mut BTreeMap<String, Option<Comparison>>,
-    ) -> Vec<Conflict> {
-        let mut conflicts = Vec::new();
+    ) -> Conflicts {
+        let mut conflicts = Conflicts::default();
         managers.0.retain(|id, owned| {
             if self.versions.schema(&owned.api_version).is_none() {
                 return false;
@@ -275,9 +269,9 @@ impl<V: Versions> Updater<'_, V> {
                 .fields
                 .intersection(&changes.modified)
                 .union(&owned.fields.intersection(&changes.added));
-            conflicts.extend(taken.paths().into_iter().map(|path| Conflict { manager: id.clone(), path }));
             owned.fields.subtract(&taken);
             owned.fields.subtract(&changes.removed);
+            conflicts.add(id.clone(), taken);
             !owned.fields.is_empty()
         });
         conflicts
@@ -385,9 +379,11 @@ impl<V: Versions> Updater<'_, V> {
 
     /// Removes conflicts over fields that still have the values of the last client-side apply. kubectl's server-side
     /// apply takes over these fields.
-    fn without_last_applied(&self, live: &Value, conflicts: Vec<Conflict>) -> Vec<Conflict> {
-        let Some(allowed) = self.last_applied_fields(live) else { return conflicts };
-        conflicts.into_iter().filter(|conflict| !allowed.contains(&conflict.path.0)).collect()
+    fn without_last_applied(&self, live: &Value, mut conflicts: Conflicts) -> Conflicts {
+        if let Some(allowed) = self.last_applied_fields(live) {
+            conflicts.subtract(&allowed);
+        }
+        conflicts
     }
 
     fn last_applied_fields(&self, live: &Value) -> Option<FieldSet> {

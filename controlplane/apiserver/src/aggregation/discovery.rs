@@ -135,7 +135,7 @@ pub(crate) async fn read(forwarder: &Forwarder, remote: &Remote) -> Result<Optio
     let known = remote.discovered().filter(|known| known.tag.is_some());
     let tag = known.as_ref().and_then(|known| known.tag.as_deref());
     let wanted = DocumentRequest { path: "/apis", media: AGGREGATED, tag, max: MAX_DOCUMENT };
-    let found = forwarder.fetch(remote, wanted).await?;
+    let found = forwarder.fetch(remote, wanted).await.map_err(|error| error.to_string())?;
     let Some(found) = found else { return Ok(known) };
     if !is_aggregated(found.headers.get(header::CONTENT_TYPE)) {
         return Ok(None);

@@ -45,6 +45,17 @@ pub(super) struct Fetched {
     pub(super) body: bytes::Bytes,
 }
 
+/// The reason why a document cannot be fetched.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum FetchError {
+    /// The status of the response is not successful.
+    #[error("bad status from {url}: {}", .code.as_u16())]
+    Status { url: String, code: StatusCode },
+    /// The request failed, or the document is invalid.
+    #[error("{0}")]
+    Other(String),
+}
+
 /// The client of aggregated servers.
 #[derive(Clone)]
 pub(crate) struct Forwarder {
@@ -62,7 +73,8 @@ impl Forwarder {
     /// The server does not respond, or the status is not successful.
     pub(crate) async fn probe(&self, remote: &Remote) -> std::result::Result<Response<Incoming>, String> {
         let path = remote.path();
-        self.open(remote, &DocumentRequest { path: &path, media: JSON, tag: None, max: MAX_DOCUMENT }).await
+        let wanted = DocumentRequest { path: &path, media: JSON, tag: None, max: MAX_DOCUMENT };
+        self.open(remote, &wanted).await.map_err(|error| error.to_string())
     }
 
     /// Reads a document with the aggregator's credentials. `None` if the document is not modified.
@@ -70,13 +82,14 @@ impl Forwarder {
         &self,
         remote: &Remote,
         wanted: DocumentRequest<'_>,
-    ) -> std::result::Result<Option<Fetched>, String> {
+    ) -> std::result::Result<Option<Fetched>, FetchError> {
         let answer = self.open(remote, &wanted).await?;
         if answer.status() == StatusCode::NOT_MODIFIED {
             return Ok(None);
         }
         let (head, body) = answer.into_parts();
-        Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
+        let body = read(body, &wanted).await.map_err(FetchError::Other)?;
+        Ok(Some(Fetched { headers: head.headers, body }))
     }
 
     /// Requests a document. The response has a successful status. With a tag, the status may also be 304.
@@ -84,19 +97,20 @@ impl Forwarder {
         &self,
         remote: &Remote,
         wanted: &DocumentRequest<'_>,
-    ) -> std::result::Result<Response<Incoming>, String> {
+    ) -> std::result::Result<Response<Incoming>, FetchError> {
         let mut request = Request::get(wanted.path).header(header::ACCEPT, wanted.media);
         if let Some(tag) = wanted.tag {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
-        let request = request.body(full("")).map_err(|error| error.to_string())?;
+        let request = request.body(full("")).map_err(|error| FetchError::Other(error.to_string()))?;
         let aggregator = User::new("system:kube-aggregator", &["system:masters"]);
-        let answer = self.send(remote, &aggregator, request, ()).await.map_err(|error| error.message)?;
+        let answer = self.send(remote, &aggregator, request, ()).await;
+        let answer = answer.map_err(|error| FetchError::Other(error.message))?;
         let status = answer.status();
         let is_known = wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED;
         match status.is_success() || is_known {
             true => Ok(answer),
-            false => Err(format!("bad status from {}: {}", remote.url(wanted.path), status.as_u16())),
+            false => Err(FetchError::Status { url: remote.url(wanted.path), code: status }),
         }
     }
 

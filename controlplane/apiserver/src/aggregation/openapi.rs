@@ -17,12 +17,12 @@ use std::{
 
 use coracle_kinds::openapi::{self, v2};
 use coracle_values::CollectMap;
-use http::header;
+use http::{StatusCode, header};
 use serde_json::{Map, Value, json, value::to_raw_value};
 
 use super::{
     Remote, Remotes,
-    forward::{DocumentRequest, Forwarder, JSON},
+    forward::{DocumentRequest, FetchError, Forwarder, JSON},
     v3_conversion,
 };
 use crate::offload;
@@ -41,8 +41,6 @@ const MAX_V3_ROOT: usize = 1 << 20;
 const MAX_HASH: usize = 256;
 /// Sections of a document that `$ref` can refer to.
 const SECTIONS: [&str; 2] = ["definitions", "parameters"];
-/// Suffix of the error for a document that does not exist.
-const NOT_FOUND: &str = ": 404";
 const KINDS: &str = "x-kubernetes-group-version-kind";
 
 /// The last documents that a server returned.
@@ -138,7 +136,7 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
 async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     let tag = remote.documents.with(|inner| inner.tag.clone().filter(|_| inner.v2.is_some()));
     let wanted = DocumentRequest { path: "/openapi/v2", media: JSON, tag: tag.as_deref(), max: MAX_V2 };
-    let found = forwarder.fetch(remote, wanted).await;
+    let found = forwarder.fetch(remote, wanted).await.map_err(|error| error.to_string());
     let found = found.and_then(|found| {
         let Some(found) = found else { return Ok(None) };
         let is_large = found.body.len() > offload::MIN_OFFLOADED_BYTES;
@@ -179,7 +177,8 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
     let wanted = DocumentRequest { path: "/openapi/v3", media: JSON, tag: None, max: MAX_V3_ROOT };
     let found = forwarder.fetch(remote, wanted).await.and_then(|found| {
         let Some(found) = found else { return Ok(Value::Null) };
-        serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
+        let root = serde_json::from_slice(&found.body);
+        root.map_err(|error| FetchError::Other(format!("/openapi/v3 is not JSON: {error}")))
     });
     keep_v3(remote, found)
 }
@@ -187,15 +186,15 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
 /// Stores a reference to the version 3 document of the group version. For a server with version 3, the root document
 /// has its URL. For a server without version 3, the document is converted. After another error, the last reference
 /// stays.
-fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
+fn keep_v3(remote: &Remote, found: Result<Value, FetchError>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
-    let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
+    let is_absent = matches!(found, Err(FetchError::Status { code: StatusCode::NOT_FOUND, .. }));
     let link = || link_to_converted(remote);
     let document = url.map(Document::Forwarded).or_else(|| is_absent.then(link).flatten());
     if is_absent || found.is_ok() {
         remote.documents.with(|inner| inner.v3 = document);
     }
-    if is_absent { Ok(()) } else { found.map(drop) }
+    if is_absent { Ok(()) } else { found.map(drop).map_err(|error| error.to_string()) }
 }
 
 /// A link to the converted document. The hash is computed only if the part of version 2 has changed.
@@ -554,7 +553,8 @@ mod tests {
             add_v3(&remotes, &mut root);
             root["paths"]["apis/far.io/v1"]["serverRelativeURL"].clone()
         };
-        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
+        let status = |code| Err(FetchError::Status { url: "https://far.io/openapi/v3".to_owned(), code });
+        assert!(keep_v3(&remote, status(StatusCode::NOT_FOUND)).is_ok());
         let document = converted_v3(&remote).unwrap();
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         assert_eq!(converted_hash(&remote).as_ref(), Some(&document.hash));
@@ -562,7 +562,7 @@ mod tests {
         assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
         // This text cannot be converted. But the hash of the part is the same, so the part is not converted again.
         remote.documents.with(|inner| inner.v2.as_mut().unwrap().text = "broken".into());
-        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 404".to_owned())).is_ok());
+        assert!(keep_v3(&remote, status(StatusCode::NOT_FOUND)).is_ok());
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         assert_eq!(converted_hash(&remote).as_ref(), Some(&document.hash));
         assert!(converted_v3(&remote).is_none());
@@ -571,7 +571,10 @@ mod tests {
         let next = converted_v3(&remote).unwrap();
         assert!(next.hash != document.hash && !next.text.is_empty());
         // Another error does not show whether the server has version 3. The last document stays.
-        assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
+        assert!(keep_v3(&remote, status(StatusCode::INTERNAL_SERVER_ERROR)).is_err());
+        assert!(
+            keep_v3(&remote, Err(FetchError::Other("cannot connect to far.io: 404".to_owned()))).is_err()
+        );
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         let root =
             json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": "/openapi/v3/apis/far.io/v1?hash=A"}}});

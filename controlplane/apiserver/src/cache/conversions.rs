@@ -4,7 +4,9 @@
 //! A running conversion is dropped with the last watch that waits for it. Only the newest small results are kept.
 //!
 //! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of
-//! other owners begin another conversion: the call may have failed because the first owner has too many calls.
+//! other owners begin another conversion: the call may have failed because the first owner has too many calls. After
+//! [`SHARED_ATTEMPTS`] such failures, an owner shares only its own calls. So its watches fail only with its own call,
+//! and wait for a limited number of calls.
 
 use std::{
     collections::VecDeque,
@@ -22,6 +24,8 @@ use crate::{error::Result, request_owner};
 
 /// Maximum number of known conversions.
 const MAX_CONVERSIONS: usize = 32;
+/// Number of conversions of other owners whose failure a watch tolerates before it uses only conversions of its owner.
+const SHARED_ATTEMPTS: usize = 2;
 /// Maximum bytes of a result that is kept.
 const MAX_KEPT_BYTES: usize = 8 << 10;
 
@@ -69,18 +73,18 @@ impl Conversions {
         kind: &Arc<Resource>,
         convert: impl Fn() -> Converting,
     ) -> Result<Arc<Object>> {
-        let running = match self.find(object, kind, &convert) {
-            Found::Done(converted) => return Ok(converted),
-            Found::Running(running) => running,
-        };
-        let is_own = running.owner == request_owner::current();
-        let converted = self.finished(object, kind, running).await;
-        if is_own || converted.is_ok() {
-            return converted;
-        }
-        match self.find(object, kind, &convert) {
-            Found::Done(converted) => Ok(converted),
-            Found::Running(running) => self.finished(object, kind, running).await,
+        let mut attempts = 0;
+        loop {
+            let running = match self.find(object, kind, attempts < SHARED_ATTEMPTS, &convert) {
+                Found::Done(converted) => return Ok(converted),
+                Found::Running(running) => running,
+            };
+            let is_own = running.owner == request_owner::current();
+            let converted = self.finished(object, kind, running).await;
+            if is_own || converted.is_ok() {
+                return converted;
+            }
+            attempts += 1;
         }
     }
 
@@ -96,25 +100,28 @@ impl Conversions {
         converted
     }
 
-    /// The conversion of the object. If the cache has no such conversion, it is started.
+    /// The conversion of the object. If the cache has no such conversion, it is started. A running conversion of
+    /// another owner counts only if `is_shared` is set.
     fn find(
         &self,
         object: &Arc<Object>,
         kind: &Arc<Resource>,
+        is_shared: bool,
         convert: impl FnOnce() -> Converting,
     ) -> Found {
+        let own = request_owner::current();
         let mut newest = self.lock();
         match newest.iter().find(|one| one.is_of(object, kind)).map(|one| &one.state) {
             Some(State::Done(converted)) => return Found::Done(converted.clone()),
-            Some(State::Running { conversion, owner }) => {
+            Some(State::Running { conversion, owner }) if is_shared || *owner == own => {
                 if let Some(conversion) = conversion.upgrade() {
                     return Found::Running(Running { conversion, owner: owner.clone() });
                 }
             }
-            None => {}
+            Some(State::Running { .. }) | None => {}
         }
         newest.retain(|one| !one.is_of(object, kind));
-        let running = Running { conversion: convert().shared(), owner: request_owner::current() };
+        let running = Running { conversion: convert().shared(), owner: own };
         if let Some(conversion) = running.conversion.downgrade() {
             let (object, kind) = (Arc::downgrade(object), Arc::downgrade(kind));
             let state = State::Running { conversion, owner: running.owner.clone() };
@@ -216,6 +223,25 @@ mod tests {
         let (first, second, of_bob) = tokio::join!(biased; get("eve"), get("eve"), get("bob"));
         assert!(first.is_err() && second.is_err());
         assert!(of_bob.is_ok());
+    }
+
+    /// Each owner whose calls the webhook refuses makes a call before the last owner.
+    #[tokio::test]
+    async fn failed_conversions_of_several_owners_do_not_fail_the_watch_of_another() {
+        let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
+        let convert = || {
+            let is_refused = *request_owner::current() != *"bob";
+            async move {
+                tokio::task::yield_now().await;
+                if is_refused { Err(ApiError::internal("too many calls")) } else { Ok(object(1)) }
+            }
+            .boxed()
+        };
+        let get = |owner: &str| request_owner::scope(owner.into(), shared.get(&source, kind, convert));
+        let owners = ["eve1", "eve2", "eve3", "eve4", "bob"];
+        let results = futures::future::join_all(owners.map(get)).await;
+        let succeeded: Vec<bool> = results.iter().map(Result::is_ok).collect();
+        assert_eq!(succeeded, [false, false, false, false, true]);
     }
 
     #[tokio::test]

@@ -8,13 +8,28 @@ use std::{
 
 use tokio::sync::{oneshot, watch};
 
-/// Requests by the revision that they wait for.
-type Waiting = BTreeMap<u64, Vec<oneshot::Sender<()>>>;
+/// The requests that wait for later revisions.
+#[derive(Default)]
+struct Waiting {
+    /// Requests by the revision that they wait for.
+    requests: BTreeMap<u64, Vec<oneshot::Sender<()>>>,
+    /// Whether no further revisions are applied.
+    is_closed: bool,
+}
 
 /// The newest applied revision, and the requests that wait for later revisions.
 pub(super) struct Progress {
     reached: watch::Sender<u64>,
     waiting: Mutex<Waiting>,
+}
+
+/// Closes a [`Progress`] when it is dropped.
+pub(super) struct Closing<'a>(&'a Progress);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 impl Progress {
@@ -36,8 +51,8 @@ impl Progress {
     pub(super) fn advance(&self, revision: u64) {
         self.reached.send_replace(revision);
         let mut waiting = self.lock();
-        let later = waiting.split_off(&revision.saturating_add(1));
-        let due = std::mem::replace(&mut *waiting, later);
+        let later = waiting.requests.split_off(&revision.saturating_add(1));
+        let due = std::mem::replace(&mut waiting.requests, later);
         drop(waiting);
         for request in due.into_values().flatten() {
             // If the request was cancelled, its receiver was dropped.
@@ -45,8 +60,22 @@ impl Progress {
         }
     }
 
-    /// Waits until the revision is applied, without a time limit. Returns false if the wait was cancelled, which does
-    /// not happen: only requests that were dropped are removed.
+    /// Closes this progress when the result is dropped, for the task that applies the revisions. So a panic or a
+    /// cancellation of the task also ends the waits.
+    pub(super) fn close_on_drop(&self) -> Closing<'_> {
+        Closing(self)
+    }
+
+    /// Ends all waits for later revisions, because no further revisions are applied.
+    fn close(&self) {
+        let mut waiting = self.lock();
+        waiting.is_closed = true;
+        let requests = std::mem::take(&mut waiting.requests);
+        drop(waiting);
+        drop(requests);
+    }
+
+    /// Waits until the revision is applied, without a time limit. Returns false if no further revisions are applied.
     pub(super) async fn reach(&self, revision: u64) -> bool {
         let reached = {
             // `advance` takes the lock after it has set the revision, so no wake-up is missed.
@@ -54,8 +83,11 @@ impl Progress {
             if self.revision() >= revision {
                 return true;
             }
+            if waiting.is_closed {
+                return false;
+            }
             let (request, reached) = oneshot::channel();
-            let requests = waiting.entry(revision).or_default();
+            let requests = waiting.requests.entry(revision).or_default();
             if requests.len().is_power_of_two() {
                 // Remove cancelled requests: many can accumulate while the store's watch is interrupted. The amortized
                 // cost per request is constant.
@@ -90,16 +122,28 @@ mod tests {
         }
         drop(ended);
         progress.advance(2);
-        assert_eq!(progress.lock().keys().copied().collect::<Vec<_>>(), [3, 5]);
+        assert_eq!(progress.lock().requests.keys().copied().collect::<Vec<_>>(), [3, 5]);
         progress.advance(4);
-        assert_eq!(progress.lock().keys().copied().collect::<Vec<_>>(), [5]);
+        assert_eq!(progress.lock().requests.keys().copied().collect::<Vec<_>>(), [5]);
         assert_eq!((third.now_or_never(), fifth.as_mut().now_or_never()), (Some(true), None));
         for _ in 0..100 {
             assert_eq!(Box::pin(progress.reach(5)).now_or_never(), None);
         }
-        assert!(progress.lock()[&5].len() <= 4, "requests that ended are removed");
+        assert!(progress.lock().requests[&5].len() <= 4, "requests that ended are removed");
         progress.advance(5);
         assert_eq!(fifth.now_or_never(), Some(true));
-        assert!(progress.lock().is_empty());
+        assert!(progress.lock().requests.is_empty());
+    }
+
+    #[test]
+    fn no_request_waits_after_the_last_revision() {
+        let progress = Progress::new(1);
+        let closing = progress.close_on_drop();
+        let mut waiting = Box::pin(progress.reach(2));
+        assert_eq!(waiting.as_mut().now_or_never(), None);
+        drop(closing);
+        assert_eq!(waiting.now_or_never(), Some(false));
+        assert_eq!(progress.reach(2).now_or_never(), Some(false));
+        assert_eq!(progress.reach(1).now_or_never(), Some(true), "this revision is applied");
     }
 }

@@ -279,7 +279,7 @@ impl Cache {
     }
 
     /// Records that the newest state of an object cannot be decrypted.
-    pub(super) fn note_unreadable(&self, entry: UnreadableEntry) {
+    pub(crate) fn note_unreadable(&self, entry: UnreadableEntry) {
         if let Some(collection) = self.by_key(&entry.key) {
             collection.lock().mark_unreadable(entry);
             self.late.notify();

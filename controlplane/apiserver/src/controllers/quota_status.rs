@@ -8,6 +8,7 @@ use std::{
 use coracle_kinds::kind::by_resource;
 use coracle_store::Expect;
 use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::Shared,
@@ -20,9 +21,9 @@ use crate::{
 const RETRY: Duration = Duration::from_secs(1);
 
 /// Writes the status of each changed quota, until the server ends.
-pub(crate) async fn write_statuses(state: Weak<State>) {
+pub(crate) async fn write_statuses(weak: Weak<State>) {
     let Some((notify, shutdown)) =
-        state.upgrade().map(|state| (state.cache.quotas.notify(), state.shutdown.clone()))
+        weak.upgrade().map(|state| (state.cache.quotas.notify(), state.shutdown.clone()))
     else {
         return;
     };
@@ -34,19 +35,33 @@ pub(crate) async fn write_statuses(state: Weak<State>) {
             () = pass(next_change) => {}
             () = shutdown.cancelled() => return,
         }
-        let Some(state) = state.upgrade() else { return };
         let changed = {
+            let Some(state) = weak.upgrade() else { return };
             let mut accounts = state.cache.quotas.lock();
             accounts.advance(&state.cache, Timestamp::now());
             next_change = accounts.next_change();
             accounts.take_changed()
         };
         for (namespace, name) in changed {
+            let Some(state) = weak.upgrade() else { return };
             let Err(error) = write_status(&state, &namespace, &name).await else { continue };
             tracing::warn!(namespace, name, error = %error, "cannot write the status of a quota");
-            tokio::time::sleep(RETRY).await;
+            drop(state);
+            if !wait_for_retry(&shutdown).await {
+                return;
+            }
+            let Some(state) = weak.upgrade() else { return };
             state.cache.quotas.lock().mark(&namespace, &name);
         }
+    }
+}
+
+/// Waits for the time of a retry. Returns false at once if the server ends.
+async fn wait_for_retry(shutdown: &CancellationToken) -> bool {
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => false,
+        () = tokio::time::sleep(RETRY) => true,
     }
 }
 
@@ -84,5 +99,21 @@ async fn write_status(state: &Arc<State>, namespace: &str, name: &str) -> Result
             Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_retry_does_not_delay_the_end_of_the_server() {
+        let shutdown = CancellationToken::new();
+        let mut waiting = Box::pin(wait_for_retry(&shutdown));
+        assert_eq!(waiting.as_mut().now_or_never(), None);
+        shutdown.cancel();
+        assert_eq!(waiting.now_or_never(), Some(false));
     }
 }

@@ -27,7 +27,7 @@ const PER_FREE_SLOT: usize = 3;
 const ESTIMATE: u64 = 3000;
 
 /// The configuration of a level.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LevelConfig {
     pub(crate) name: String,
     pub(crate) uid: String,
@@ -72,6 +72,7 @@ pub(crate) struct Ticket {
     id: u64,
     /// Number of seats.
     pub(crate) width: u64,
+    /// The queue at the admission. A new configuration can move a waiting request to another queue.
     queue: usize,
 }
 
@@ -115,6 +116,7 @@ struct Noted {
     note: Arc<Note>,
 }
 
+#[derive(Default)]
 struct Level {
     config: LevelConfig,
     nominal: u64,
@@ -125,6 +127,9 @@ struct Level {
     in_use: u64,
     running: u64,
     queues: Vec<Queue>,
+    /// The queues of the running requests, by the ids of their tickets. Without the requests of levels without queues,
+    /// and those that run since before the last change of the number of queues: their queues do not exist any more.
+    running_in: HashMap<u64, usize>,
     waiting: usize,
     /// Virtual start time of the last started request. An idle queue continues from this time.
     clock: u64,
@@ -212,7 +217,7 @@ impl Levels {
                 self.next_id += 1;
                 self.next_id
             });
-            let level = self.levels.entry(id).or_insert_with(|| Level::new(config.clone()));
+            let level = self.levels.entry(id).or_default();
             level.is_retired = false;
             level.reshape(config);
         }
@@ -299,7 +304,8 @@ impl Levels {
         } else {
             level.in_use = level.in_use.saturating_sub(ticket.width);
             level.running = level.running.saturating_sub(1);
-            if let Some(queue) = level.queues.get_mut(ticket.queue) {
+            let queue = level.running_in.remove(&ticket.id);
+            if let Some(queue) = queue.and_then(|queue| level.queues.get_mut(queue)) {
                 queue.running = queue.running.saturating_sub(1);
                 queue.in_use = queue.in_use.saturating_sub(ticket.width);
                 let cost = ticket.width.saturating_mul(used);
@@ -370,6 +376,7 @@ impl Levels {
             queue.virtual_start = queue.virtual_start.saturating_add(ticket.width * ESTIMATE);
             queue.running += 1;
             queue.in_use += ticket.width;
+            level.running_in.insert(ticket.id, ticket.queue);
         }
     }
 
@@ -391,22 +398,8 @@ impl Levels {
 // === impl Level ===
 
 impl Level {
-    fn new(config: LevelConfig) -> Self {
-        Self {
-            config,
-            nominal: 0,
-            reserved: 0,
-            limit: 0,
-            in_use: 0,
-            running: 0,
-            queues: Vec::new(),
-            waiting: 0,
-            clock: 0,
-            is_retired: false,
-        }
-    }
-
-    /// Applies a configuration. Waiting requests are distributed to the new queues.
+    /// Applies a configuration. Waiting requests are distributed to the new queues. Running requests do not count in
+    /// the new queues.
     fn reshape(&mut self, config: LevelConfig) {
         let count = config.queuing.map_or(0, |queuing| queuing.queues);
         self.config = config;
@@ -414,6 +407,7 @@ impl Level {
             return;
         }
         let former = std::mem::take(&mut self.queues);
+        self.running_in.clear();
         // Requests that already wait need a queue even if the new configuration has no queues.
         let count = if count == 0 && self.waiting > 0 { 1 } else { count };
         self.queues.resize_with(count, Queue::default);
@@ -629,6 +623,30 @@ mod tests {
         }
         assert_eq!((done, levels.waiting, levels.counts()[0].running), (4, 0, 0));
         assert_eq!(levels.committed, 1);
+    }
+
+    #[test]
+    fn the_counts_of_queues_are_exact_after_a_change_of_their_number() {
+        let queue = |queues: u64| json!({"queues": queues, "handSize": 1, "queueLengthLimit": 50});
+        let counts = |levels: &Levels| -> Vec<(u64, u64)> {
+            levels.digest()[0].queues.iter().map(|queue| (queue.running, queue.in_use)).collect()
+        };
+        let mut levels = levels(vec![limited("a", 1, 0, queue(4))], 2);
+        let former = fill(&mut levels, "a", 3);
+        assert_eq!(counts(&levels), [(0, 0), (0, 0), (0, 0), (2, 2)]);
+        // The hand of flow 3 is queue 3 of 4, and then queue 1 of 2.
+        let waiting: Vec<_> = (0..2).map(|_| wait(&mut levels, "a", 3).0).collect();
+        levels.configure(vec![limited("a", 1, 0, queue(2))], 2);
+        assert_eq!(counts(&levels), [(0, 0), (0, 0)], "the queue of the running requests is gone");
+        former.iter().for_each(|ticket| levels.end(ticket, 1000));
+        assert_eq!(counts(&levels), [(0, 0), (2, 2)], "the moved requests run");
+        let (new, _) = wait(&mut levels, "a", 1);
+        levels.end(&waiting[0], 1000);
+        assert_eq!(counts(&levels), [(0, 0), (2, 2)]);
+        levels.end(&waiting[1], 1000);
+        levels.end(&new, 1000);
+        assert_eq!(counts(&levels), [(0, 0), (0, 0)]);
+        assert!(levels.levels.values().all(|level| level.running_in.is_empty() && level.in_use == 0));
     }
 
     #[test]

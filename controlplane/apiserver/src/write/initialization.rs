@@ -13,7 +13,7 @@ use super::{Expected, Failed, Reservations, Stored, commit};
 use crate::{
     cache::{Event, Object, Scope, Watcher},
     call::Call,
-    convert,
+    convert, deadline,
     error::{ApiError, Result},
     initialization::WaitPermit,
     state::State,
@@ -88,10 +88,12 @@ pub(super) async fn finish(call: &Call, stored: Stored, permit: Option<WaitPermi
     }
 }
 
-/// The maximum time that a create waits, from the parameter `timeout`.
+/// The maximum time that a create waits, from the parameter `timeout`, a duration of Go. An invalid duration does not
+/// get here: the server refuses its request.
 fn limit(text: &str) -> Duration {
-    let seconds = text.strip_suffix('s').unwrap_or(text).parse::<u64>().ok();
-    seconds.map_or(MAX_WAIT, |seconds| Duration::from_secs(seconds).min(MAX_WAIT))
+    let Ok(seconds) = deadline::go_seconds(text) else { return MAX_WAIT };
+    // As upstream, a create with a negative time does not wait.
+    Duration::try_from_secs_f64(seconds).unwrap_or_default().min(MAX_WAIT)
 }
 
 /// The error of an initializer that has rejected the object.
@@ -157,8 +159,17 @@ mod tests {
 
     #[test]
     fn a_create_waits_half_a_minute_at_most() {
-        for (text, seconds) in [("", 30), ("5s", 5), ("7", 7), ("600s", 30), ("x", 30), ("0s", 0)] {
-            assert_eq!(limit(text), Duration::from_secs(seconds), "{text}");
+        for (text, millis) in [
+            ("", 30_000),
+            ("5s", 5000),
+            ("500ms", 500),
+            ("1m", 30_000),
+            ("0.25m", 15_000),
+            ("0s", 0),
+            ("-1s", 0),
+            ("2000000h", 30_000),
+        ] {
+            assert_eq!(limit(text), Duration::from_millis(millis), "{text}");
         }
     }
 

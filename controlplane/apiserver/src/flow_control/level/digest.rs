@@ -36,7 +36,7 @@ pub(in crate::flow_control) struct QueueDigest {
 #[derive(Clone, Debug)]
 pub(in crate::flow_control) struct RequestDigest {
     pub(in crate::flow_control) level: String,
-    /// The queue of the request. `None` if the level has no queues.
+    /// The queue of the request. `None` if the level has no queues, or if the queue of a running request was removed.
     pub(in crate::flow_control) queue: Option<usize>,
     /// The place of the request in the queue. `None` if the request runs.
     pub(in crate::flow_control) place: Option<usize>,
@@ -55,7 +55,7 @@ impl Levels {
         let of = |noted: &Noted| {
             let level = self.levels.get(&noted.ticket.level)?;
             let place = places.get(&noted.ticket.id);
-            let own = (!level.queues.is_empty()).then_some(noted.ticket.queue);
+            let own = level.running_in.get(&noted.ticket.id).copied();
             Some(RequestDigest {
                 level: level.config.name.clone(),
                 queue: place.map(|(queue, _)| *queue).or(own),

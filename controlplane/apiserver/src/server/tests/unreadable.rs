@@ -30,12 +30,15 @@ struct Encrypted {
     is_shared: bool,
     /// Whether entries that cannot be decrypted may be deleted.
     allows_deletions: bool,
+    /// Whether lists omit the entries that cannot be decrypted, as if another server writes them after the start.
+    hides_entries: bool,
 }
 
 impl Encrypted {
     fn new(store: Embedded, prefix: &'static str, is_away: Arc<AtomicBool>) -> Self {
         let [lists, gets] = [(); 2].map(|()| AtomicUsize::new(0));
-        Self { store, prefix, is_away, lists, gets, is_shared: false, allows_deletions: false }
+        let (is_shared, allows_deletions, hides_entries) = (false, false, false);
+        Self { store, prefix, is_away, lists, gets, is_shared, allows_deletions, hides_entries }
     }
 
     fn failure(&self, key: &str) -> Option<StoreError> {
@@ -75,6 +78,7 @@ impl Store for Encrypted {
             let mut unreadable = Vec::new();
             for entry in std::mem::take(&mut page.entries) {
                 match self.failure(&entry.key) {
+                    Some(_) if self.hides_entries => {}
                     Some(error) => {
                         unreadable.push(Unreadable { key: entry.key, modified: entry.modified, error });
                     }
@@ -148,6 +152,22 @@ async fn restarted_with_unsafe_deletions(prefix: &'static str, server: Fixture) 
         config.audit = Some(audit);
     };
     Fixture { api: open_on(store, directory.path(), configure).await, directory }
+}
+
+/// A server that cannot decrypt an object, because another server has written it after the start.
+async fn with_unreadable(collection: &str, object: Value, key: &'static str) -> Fixture {
+    let server = Fixture::new().await;
+    let made = server.post(collection, object).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let (store, directory) = server.close().await;
+    let encrypted = Encrypted::new(store, key, Arc::new(AtomicBool::new(true)));
+    let store = Arc::new(Encrypted { allows_deletions: true, hides_entries: true, ..encrypted });
+    let configure = |config: &mut ApiserverConfig| config.features.unsafe_deletion = true;
+    let server = Fixture { api: open_on(store, directory.path(), configure).await, directory };
+    let state = &server.api.state;
+    let modified = state.store.revision_of(key).await.unwrap().unwrap();
+    state.cache.note_unreadable(UnreadableEntry { key: key.into(), modified, service: Some("vault".into()) });
+    server
 }
 
 async fn assert_metric(server: &Fixture, line: &str) {
@@ -498,6 +518,55 @@ async fn a_policy_fails_while_its_parameters_cannot_be_decrypted() {
     is_away.store(false, Ordering::SeqCst);
     let is_created = async || server.post(SECRETS, secret("a")).await.code == 201;
     eventually_async("the policy has its parameters", 60, is_created).await;
+}
+
+#[tokio::test]
+async fn a_webhook_that_cannot_be_decrypted_denies_requests_until_it_is_deleted() {
+    const HOOKS: &str = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations";
+    let configuration = |name: &str| json!({"metadata": {"name": name}});
+    let key = "admissionregistration.k8s.io/validatingwebhookconfigurations/lost";
+    let server = with_unreadable(HOOKS, configuration("lost"), key).await;
+    let resource = "validatingwebhookconfigurations.admissionregistration.k8s.io";
+    let map = config_map("m", json!({}));
+    assert_unreadable(&server.post(CONFIG_MAPS, map.clone()).await, resource, "config map");
+    assert_unreadable(&server.post(PODS, pod("p")).await, resource, "pod");
+    // Admission does not stop requests for configurations, so that an administrator can repair them.
+    assert_eq!(server.post(HOOKS, configuration("other")).await.code, 201);
+    assert_eq!(server.delete(&format!("{HOOKS}/other"), json!({})).await.code, 200);
+    let deleted = server.delete(&format!("{HOOKS}/lost"), json!({(OPTION): true})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.post(CONFIG_MAPS, map).await.code, 201);
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_policy_binding_that_cannot_be_decrypted_denies_requests_until_it_is_deleted() {
+    const BINDINGS: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings";
+    let binding = |name: &str| json!({"metadata": {"name": name}, "spec": {"policyName": "p", "validationActions": ["Deny"]}});
+    let key = "admissionregistration.k8s.io/validatingadmissionpolicybindings/lost";
+    let server = with_unreadable(BINDINGS, binding("lost"), key).await;
+    let resource = "validatingadmissionpolicybindings.admissionregistration.k8s.io";
+    let map = config_map("m", json!({}));
+    assert_unreadable(&server.post(CONFIG_MAPS, map.clone()).await, resource, "config map");
+    assert_unreadable(&server.post(PODS, pod("p")).await, resource, "pod");
+    assert_eq!(server.post(BINDINGS, binding("other")).await.code, 201);
+    assert_eq!(server.delete(&format!("{BINDINGS}/other"), json!({})).await.code, 200);
+    let deleted = server.delete(&format!("{BINDINGS}/lost"), json!({(OPTION): true})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.post(CONFIG_MAPS, map).await.code, 201);
+}
+
+#[tokio::test]
+async fn a_limit_range_that_cannot_be_decrypted_denies_pods_until_it_is_deleted() {
+    const RANGES: &str = "/api/v1/namespaces/default/limitranges";
+    let range = json!({"metadata": {"name": "lost"},
+        "spec": {"limits": [{"type": "Container", "max": {"cpu": "1"}}]}});
+    let server = with_unreadable(RANGES, range, "/limitranges/default/lost").await;
+    assert_unreadable(&server.post(PODS, pod("p")).await, "limitranges", "pod");
+    assert_eq!(server.post(CONFIG_MAPS, config_map("m", json!({}))).await.code, 201);
+    let deleted = server.delete(&format!("{RANGES}/lost"), json!({(OPTION): true})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    assert_eq!(server.post(PODS, pod("p")).await.code, 201);
 }
 
 #[tokio::test]
