@@ -11,6 +11,7 @@
 mod chance;
 mod cluster;
 mod fault;
+mod one_controller;
 
 use std::collections::BTreeMap;
 
