@@ -10,6 +10,7 @@
 
 mod cluster;
 mod fault;
+mod one_controller;
 mod rng;
 
 use std::collections::BTreeMap;
@@ -21,6 +22,9 @@ use serde_json::{Value, json};
 const APPS: &str = "/apis/apps/v1/namespaces/n";
 const BATCH: &str = "/apis/batch/v1/namespaces/n";
 const CORE: &str = "/api/v1/namespaces/n";
+const DAEMON_SET: &str = "DaemonSet";
+/// Number of nodes, and so of the pods of a daemon set.
+const NODES: u64 = 2;
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
@@ -50,6 +54,18 @@ fn job(name: &str, spec: Value) -> Value {
         whole[field] = value.clone();
     }
     json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": whole})
+}
+
+/// A cron job that runs once a year. `spec` is that of its jobs.
+fn cron_job(name: &str, spec: Value) -> Value {
+    json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": name}, "spec": {
+        "schedule": "0 0 1 1 *", "jobTemplate": {"spec": job("", spec)["spec"]}}})
+}
+
+/// Sets the last run of a cron job to a time some years ago, so that one run is due.
+async fn make_due(cluster: &Cluster, name: &str) {
+    let last = json!({"status": {"lastScheduleTime": "2020-06-01T00:00:00Z"}});
+    cluster.patch(&format!("{BATCH}/cronjobs/{name}/status"), last).await;
 }
 
 /// Describes the fields that do not have the expected values. `None` if all have them.
@@ -87,12 +103,7 @@ async fn create_workloads(cluster: &Cluster) {
             "jobs",
             job("indexed", json!({"completions": 3, "parallelism": 3, "completionMode": "Indexed"})),
         ),
-        (
-            BATCH,
-            "cronjobs",
-            json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "yearly"}, "spec": {
-                "schedule": "0 0 1 1 *", "jobTemplate": {"spec": job("", json!({}))["spec"]}}}),
-        ),
+        (BATCH, "cronjobs", cron_job("yearly", json!({}))),
         (
             CORE,
             "services",
@@ -109,8 +120,7 @@ async fn create_workloads(cluster: &Cluster) {
     for (group, plural, object) in objects {
         cluster.create(&format!("{group}/{plural}"), object).await;
     }
-    let last = json!({"status": {"lastScheduleTime": "2020-06-01T00:00:00Z"}});
-    cluster.patch(&format!("{BATCH}/cronjobs/yearly/status"), last).await;
+    make_due(cluster, "yearly").await;
 }
 
 /// The first object that has not reached its goal.
@@ -274,9 +284,19 @@ async fn killed_controllers_still_create_ephemeral_claims_and_delete_expired_job
 /// The desired number of pods of each workload, by the workload's path.
 type Workloads = BTreeMap<String, u64>;
 
+fn is_daemon_set(path: &str) -> bool {
+    path.starts_with(&format!("{APPS}/daemonsets/"))
+}
+
+/// The fields of a job with two pods.
+fn two_pods() -> Value {
+    json!({"completions": 2, "parallelism": 2})
+}
+
 /// One random operation on the workloads.
 async fn operate(cluster: &Cluster, rng: &mut Rng, workloads: &mut Workloads, number: u64) {
-    const KINDS: [(&str, &str, &str); 4] = [
+    const KINDS: [(&str, &str, &str); 5] = [
+        (APPS, "daemonsets", DAEMON_SET),
         (APPS, "deployments", "Deployment"),
         (APPS, "replicasets", "ReplicaSet"),
         (APPS, "statefulsets", "StatefulSet"),
@@ -285,25 +305,27 @@ async fn operate(cluster: &Cluster, rng: &mut Rng, workloads: &mut Workloads, nu
     let replicas = rng.below(4);
     let existing: Vec<String> = workloads.keys().cloned().collect();
     let at = usize::try_from(rng.below(existing.len().max(1) as u64)).unwrap_or_default();
-    match (rng.below(5), existing.get(at)) {
+    match (rng.below(6), existing.get(at)) {
         (0, Some(path)) => {
             let policy = ["Background", "Foreground"][usize::try_from(rng.below(2)).unwrap_or_default()];
             cluster.delete(&format!("{path}?propagationPolicy={policy}")).await;
             workloads.remove(path);
         }
-        (1, Some(path)) => {
+        (1, Some(path)) if !is_daemon_set(path) => {
             cluster.patch(path, json!({"spec": {"replicas": replicas}})).await;
             workloads.insert(path.clone(), replicas);
         }
-        (2, Some(path)) => {
+        (1 | 2, Some(path)) => {
             let annotations = json!({"version": number.to_string()});
             let template = json!({"metadata": {"annotations": annotations}});
             cluster.patch(path, json!({"spec": {"template": template}})).await;
         }
         (0..=3, _) if existing.len() < 12 => {
-            let (group, plural, kind) = KINDS[usize::try_from(rng.below(4)).unwrap_or_default()];
+            let (group, plural, kind) = KINDS[usize::try_from(rng.below(5)).unwrap_or_default()];
             let name = format!("w{number}");
+            let replicas = if kind == DAEMON_SET { NODES } else { replicas };
             let spec = match kind {
+                DAEMON_SET => json!({}),
                 "StatefulSet" => {
                     json!({"replicas": replicas, "serviceName": name, "podManagementPolicy": "Parallel"})
                 }
@@ -312,11 +334,13 @@ async fn operate(cluster: &Cluster, rng: &mut Rng, workloads: &mut Workloads, nu
             cluster.create(&format!("{group}/{plural}"), workload(kind, &name, spec)).await;
             workloads.insert(format!("{group}/{plural}/{name}"), replicas);
         }
+        (4, _) => {
+            let name = format!("c{number}");
+            cluster.create(&format!("{BATCH}/cronjobs"), cron_job(&name, two_pods())).await;
+            make_due(cluster, &name).await;
+        }
         (_, _) => {
-            let name = format!("j{number}");
-            cluster
-                .create(&format!("{BATCH}/jobs"), job(&name, json!({"completions": 2, "parallelism": 2})))
-                .await;
+            cluster.create(&format!("{BATCH}/jobs"), job(&format!("j{number}"), two_pods())).await;
         }
     }
 }
@@ -325,12 +349,19 @@ async fn operate(cluster: &Cluster, rng: &mut Rng, workloads: &mut Workloads, nu
 async fn inexact(cluster: &Cluster, workloads: &Workloads) -> Option<String> {
     for (path, replicas) in workloads {
         let found = cluster.get(path).await;
-        let ready = found["status"]["readyReplicas"].as_u64().unwrap_or(0);
-        let all = found["status"]["replicas"].as_u64().unwrap_or(0);
+        let fields = match is_daemon_set(path) {
+            true => ["numberReady", "currentNumberScheduled"],
+            false => ["readyReplicas", "replicas"],
+        };
+        let [ready, all] = fields.map(|field| found["status"][field].as_u64().unwrap_or(0));
         let is_observed = found["status"]["observedGeneration"] == found["metadata"]["generation"];
         if ready != *replicas || all != *replicas || !is_observed {
             return Some(format!("{path} needs {replicas} pods and has {}", found["status"]));
         }
+    }
+    let crons = cluster.list(&format!("{BATCH}/cronjobs")).await;
+    if let Some(due) = crons.iter().find(|cron| cron["status"]["lastSuccessfulTime"].is_null()) {
+        return Some(format!("cron job {} has {}", due["metadata"]["name"], due["status"]));
     }
     let jobs = cluster.list(&format!("{BATCH}/jobs")).await;
     let open =
@@ -341,6 +372,21 @@ async fn inexact(cluster: &Cluster, workloads: &Workloads) -> Option<String> {
     let pods = cluster.list(&format!("{CORE}/pods")).await.len() as u64;
     let expected = workloads.values().sum::<u64>() + 2 * jobs.len() as u64;
     (pods != expected).then(|| format!("{pods} pods instead of {expected}"))
+}
+
+/// Deletes all jobs and cron jobs. Asserts that no job had more than its pods, and no cron job more than one job.
+async fn delete_jobs(cluster: &Cluster) {
+    let name_of = |object: &Value| object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let jobs: Vec<String> = cluster.list(&format!("{BATCH}/jobs")).await.iter().map(name_of).collect();
+    for name in &jobs {
+        assert_eq!(cluster.created_of("n", &format!("Job/{name}")), 2, "pods of job {name} in total");
+        cluster.delete(&format!("{BATCH}/jobs/{name}?propagationPolicy=Background")).await;
+    }
+    for name in cluster.list(&format!("{BATCH}/cronjobs")).await.iter().map(name_of) {
+        let of_cron = jobs.iter().filter(|job| job.starts_with(&format!("{name}-"))).count();
+        assert_eq!(of_cron, 1, "jobs of cron job {name}");
+        cluster.delete(&format!("{BATCH}/cronjobs/{name}?propagationPolicy=Background")).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -355,11 +401,7 @@ async fn random_operations_with_killed_controllers_end_with_exact_counts() {
         operate(&cluster, &mut rng, &mut workloads, number).await;
         if number % CHECK_EVERY == 0 {
             cluster.until(async |cluster: &Cluster| inexact(cluster, &workloads).await).await;
-            for job in cluster.list(&format!("{BATCH}/jobs")).await {
-                let name = job["metadata"]["name"].as_str().unwrap_or_default();
-                assert_eq!(cluster.created_of("n", &format!("Job/{name}")), 2, "pods of job {name} in total");
-                cluster.delete(&format!("{BATCH}/jobs/{name}?propagationPolicy=Background")).await;
-            }
+            delete_jobs(&cluster).await;
             // Events live for an hour, so the events of a long run would take much memory.
             cluster.delete(&format!("{CORE}/events")).await;
         }

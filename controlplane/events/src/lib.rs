@@ -2,7 +2,7 @@
 //!
 //! The controllers, the scheduler and the agent use it. Recording never waits: events go through a bounded queue to one
 //! task ([`Sender`]). The task counts repeats in one Event object, limits the number of events per object
-//! (`correlator`), and retries while the API server is unavailable.
+//! (`correlator`), and retries an event a few times while the API server is unavailable.
 
 mod cause;
 mod correlator;
@@ -47,6 +47,9 @@ const SENT_MAX: usize = 4096;
 /// Back-off before the first retry while the API server is unavailable. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
+/// Maximum attempts to send one event, as upstream (`maxTriesPerEvent` of client-go). Otherwise an event that always
+/// fails, for example because its response cannot be decoded, would block all later events.
+const ATTEMPTS_MAX: usize = 12;
 
 /// Records events. A clone shares the queue.
 #[derive(Clone, Debug)]
@@ -67,6 +70,13 @@ pub struct Sender {
     urgent: Option<watch::Receiver<bool>>,
     /// The limit on the rate of events. `None`: no limit.
     limiter: Option<RateLimiter>,
+}
+
+/// The attempts to send one event.
+struct Attempts {
+    /// Number of failed attempts.
+    failed: usize,
+    backoff: Backoff,
 }
 
 /// An Event object that was sent.
@@ -147,6 +157,20 @@ impl Recorder {
     }
 }
 
+// === impl Attempts ===
+
+impl Attempts {
+    fn new() -> Self {
+        Self { failed: 0, backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF) }
+    }
+
+    /// Records a failed attempt. Returns the delay before the next attempt, or `None` after the last attempt.
+    fn next_delay(&mut self) -> Option<Duration> {
+        self.failed += 1;
+        (self.failed < ATTEMPTS_MAX).then(|| self.backoff.next_delay())
+    }
+}
+
 // === impl Sender ===
 
 impl Sender {
@@ -172,15 +196,21 @@ impl Sender {
         }
     }
 
-    /// Sends an event, and retries until the API server is available.
+    /// Sends an event, and retries transient errors.
     async fn deliver(&mut self, admitted: Admitted, record: &Record) {
-        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        let mut attempts = Attempts::new();
         while let Err(error) = self.send(admitted, record).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
             if !is_unavailable(&error) {
                 return;
             }
-            tokio::time::sleep(backoff.next_delay()).await;
+            let Some(delay) = attempts.next_delay() else {
+                let about = record.about.name.as_deref().unwrap_or_default();
+                let (reason, attempts) = (record.event.reason, ATTEMPTS_MAX);
+                tracing::warn!(about, reason, attempts, %error, "dropping an event that cannot be sent");
+                return;
+            };
+            tokio::time::sleep(delay).await;
         }
     }
 
@@ -244,6 +274,14 @@ mod tests {
         drop(urgent);
         wait_while_urgent(&mut receiver, Duration::ZERO).await;
         assert_eq!(start.elapsed(), Duration::ZERO, "nothing can be urgent");
+    }
+
+    #[test]
+    fn an_event_that_always_fails_is_dropped_after_some_minutes() {
+        let mut attempts = Attempts::new();
+        let delays: Vec<Duration> = std::iter::from_fn(|| attempts.next_delay()).collect();
+        assert_eq!(delays.len() + 1, ATTEMPTS_MAX);
+        assert_eq!(delays.iter().sum::<Duration>(), Duration::from_secs(1 + 2 + 4 + 8 + 16 + 6 * 30));
     }
 
     #[test]

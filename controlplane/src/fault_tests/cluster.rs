@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use coracle_controllers::ControllersConfig;
+use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_testing::eventually_async;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::{Method, Request, header};
@@ -17,9 +17,11 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::fault::{Fault, Point};
+use super::fault::{Fault, IsStep, Point};
 use super::rng::Rng;
-use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConfig};
+use crate::{
+    AutoscalerOptions, ControlPlane, ControlPlaneConfig, ControllerSelection, RuntimeConfig, SchedulerConfig,
+};
 
 /// Grace period for node heartbeats. It is long, because the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -44,21 +46,36 @@ pub(super) struct Cluster {
 impl Cluster {
     /// Starts the API server, the nodes and the processes. A process is killed at one of its first `steps` writes.
     pub(super) async fn start(dir: &Path, seed: u64, steps: u64) -> Self {
+        Self::start_at(dir, seed, steps, |_, _| true).await
+    }
+
+    /// As [`start`](Self::start), but only the writes of `is_step` count. A process that needs fewer of these writes is
+    /// not killed.
+    pub(super) async fn start_at(dir: &Path, seed: u64, steps: u64, is_step: IsStep) -> Self {
         let mut config = ControlPlaneConfig::new(dir);
         config.listen = ([127, 0, 0, 1], 0).into();
         config.controllers = ControllerSelection::parse(vec!["-*".to_owned()]).expect("no controller");
         config.run_scheduler = false;
+        let migrations = vec!["storagemigration.k8s.io/v1beta1=true".to_owned()];
+        config.runtime_config = RuntimeConfig::parse(&migrations).expect("a version");
         let shutdown = CancellationToken::new();
         let plane = crate::start(config, shutdown.clone()).await.expect("the API server starts");
         let admin = plane.client("admin", &["system:masters"]);
         let (created, killed) = (Created::default(), Arc::new(AtomicUsize::new(0)));
         let steps = Arc::new(AtomicU64::new(steps));
         let nodes = run_nodes(admin.clone(), Arc::clone(&created));
-        let (rng, limit) = (Rng::new(seed), Arc::clone(&steps));
-        let processes = run_processes(admin.clone(), rng, limit, Arc::clone(&killed));
+        let processes = Processes {
+            admin: admin.clone(),
+            rng: Rng::new(seed),
+            steps: Arc::clone(&steps),
+            is_step,
+            killed: Arc::clone(&killed),
+            signer: signer(&plane),
+            account_tokens: account_tokens(&plane),
+        };
         let tasks = vec![
             AbortOnDropHandle::new(tokio::spawn(nodes)),
-            AbortOnDropHandle::new(tokio::spawn(processes)),
+            AbortOnDropHandle::new(tokio::spawn(processes.run())),
         ];
         let cluster = Self { admin, created, killed, steps, shutdown, plane, _tasks: tasks };
         for name in ["node-a", "node-b"] {
@@ -75,6 +92,12 @@ impl Cluster {
     /// Number of killed processes.
     pub(super) fn killed(&self) -> usize {
         self.killed.load(SeqCst)
+    }
+
+    /// Asserts that more than `before` processes are killed. The effect of a write may be seen before its process is
+    /// counted.
+    pub(super) async fn assert_killed(&self, before: usize) {
+        eventually_async("a process is killed", 10, async || self.killed() > before).await;
     }
 
     /// Number of pods that this owner (`Kind/name`) ever had.
@@ -147,30 +170,71 @@ async fn call(
     client.request(request.expect("a valid request")).await
 }
 
-/// Runs controllers and scheduler. Each process is killed at one of its first writes. Then the next process starts.
-async fn run_processes(admin: Client, mut rng: Rng, steps: Arc<AtomicU64>, killed: Arc<AtomicUsize>) {
-    loop {
-        let step = usize::try_from(rng.below(steps.load(SeqCst))).unwrap_or_default() + 1;
+/// Signs certificates with the authority of the control plane.
+fn signer(plane: &ControlPlane) -> Signer {
+    let key = plane.pki().authority_key().expect("the key of the authority");
+    Signer::new(plane.pki().authority_pem(), &key, HOUR).expect("an authority")
+}
+
+/// Signs the tokens of service accounts with the key of the API server.
+fn account_tokens(plane: &ControlPlane) -> AccountTokenSigner {
+    let key = plane.pki().service_account_key().expect("the key of service accounts");
+    AccountTokenSigner::new(&key).expect("a P-256 key")
+}
+
+/// Controllers and scheduler, which are repeatedly killed and started.
+struct Processes {
+    admin: Client,
+    rng: Rng,
+    steps: Arc<AtomicU64>,
+    is_step: IsStep,
+    killed: Arc<AtomicUsize>,
+    signer: Signer,
+    account_tokens: AccountTokenSigner,
+}
+
+// === impl Processes ===
+
+impl Processes {
+    /// Runs controllers and scheduler. Each process is killed at one of its first writes. Then the next process starts.
+    async fn run(mut self) {
+        loop {
+            let fault = Fault::new(self.next_point(), self.is_step);
+            let client = fault.client(&self.admin);
+            let token = CancellationToken::new();
+            let controllers = coracle_controllers::run(client.clone(), self.config(), token.clone());
+            let scheduler = coracle_scheduler::run(client, SchedulerConfig::default(), token.clone());
+            tokio::select! {
+                _ended = async { tokio::join!(controllers, scheduler) } => panic!("a process ended by itself"),
+                () = fault.died() => {}
+            }
+            self.killed.fetch_add(1, SeqCst);
+        }
+    }
+
+    /// The point at which the next process is killed.
+    fn next_point(&mut self) -> Point {
+        let step = usize::try_from(self.rng.below(self.steps.load(SeqCst))).unwrap_or_default() + 1;
         // A process that is killed before its first write would make no progress.
-        let is_before = step > 1 && rng.below(2) == 0;
-        let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
-        let client = fault.client(&admin);
-        let config = ControllersConfig {
+        let is_before = step > 1 && self.rng.below(2) == 0;
+        if is_before { Point::Before(step) } else { Point::After(step) }
+    }
+
+    fn config(&self) -> ControllersConfig {
+        ControllersConfig {
             selection: ControllerSelection::default().without("resourcequota-controller"),
             node_monitor_grace: HOUR,
             node_startup_grace: HOUR,
             cluster_cidrs: vec!["10.42.0.0/16".parse().expect("a range")],
             root_ca_pem: Some("authority".to_owned()),
+            signer: Some(self.signer.clone()),
+            account_tokens: Some(self.account_tokens.clone()),
+            autoscaler: AutoscalerOptions {
+                sync_period: Duration::from_secs(1),
+                ..AutoscalerOptions::default()
+            },
             ..ControllersConfig::default()
-        };
-        let token = CancellationToken::new();
-        let controllers = coracle_controllers::run(client.clone(), config, token.clone());
-        let scheduler = coracle_scheduler::run(client, SchedulerConfig::default(), token.clone());
-        tokio::select! {
-            _ended = async { tokio::join!(controllers, scheduler) } => panic!("a process ended by itself"),
-            () = fault.died() => {}
         }
-        killed.fetch_add(1, SeqCst);
     }
 }
 

@@ -7,6 +7,9 @@ use kube::Client;
 use kube::client::Body;
 use tokio::sync::watch;
 
+/// Whether a write with this method and path counts.
+pub(super) type IsStep = fn(&Method, &str) -> bool;
+
 /// The point at which a process is killed. Writes that the server refuses do not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Point {
@@ -20,25 +23,16 @@ pub(super) enum Point {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Read,
-    /// A write of an Event object.
-    Event,
-    /// Any other write.
+    /// A write that counts. Writes of Event objects never count.
     Step,
-}
-
-impl Kind {
-    fn of(request: &Request<Body>) -> Self {
-        match *request.method() {
-            Method::GET => Self::Read,
-            _ if request.uri().path().contains("/events") => Self::Event,
-            _ => Self::Step,
-        }
-    }
+    /// Any other write.
+    Other,
 }
 
 /// A process that is killed at a point.
 pub(super) struct Fault {
     point: Point,
+    is_step: IsStep,
     state: watch::Sender<State>,
 }
 
@@ -53,8 +47,8 @@ struct State {
 // === impl Fault ===
 
 impl Fault {
-    pub(super) fn new(point: Point) -> Arc<Self> {
-        Arc::new(Self { point, state: watch::Sender::default() })
+    pub(super) fn new(point: Point, is_step: IsStep) -> Arc<Self> {
+        Arc::new(Self { point, is_step, state: watch::Sender::default() })
     }
 
     /// A client whose requests pass until the process is dead.
@@ -63,7 +57,7 @@ impl Fault {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (fault, inner) = (Arc::clone(&fault), inner.clone());
             async move {
-                let kind = Kind::of(&request);
+                let kind = fault.kind_of(&request);
                 if !fault.begin(kind) {
                     std::future::pending::<()>().await;
                 }
@@ -87,6 +81,15 @@ impl Fault {
         Client::new(service, "default")
     }
 
+    fn kind_of(&self, request: &Request<Body>) -> Kind {
+        let path = request.uri().path();
+        match *request.method() {
+            Method::GET => Kind::Read,
+            _ if !path.contains("/events") && (self.is_step)(request.method(), path) => Kind::Step,
+            _ => Kind::Other,
+        }
+    }
+
     /// Begins a request. Returns whether it is sent.
     fn begin(&self, kind: Kind) -> bool {
         let mut is_sent = false;
@@ -103,8 +106,8 @@ impl Fault {
         is_sent
     }
 
-    /// Ends a write. `is_step` is true if the write took effect and is not a write of an Event. Returns whether the
-    /// process receives the response.
+    /// Ends a write. `is_step` is true if the write took effect and counts. Returns whether the process receives the
+    /// response.
     fn end(&self, is_step: bool) -> bool {
         self.state.send_modify(|state| {
             state.pending -= 1;

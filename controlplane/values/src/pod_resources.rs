@@ -141,11 +141,14 @@ impl Resources {
         self.for_each(other, |own, amount| *own -= amount);
     }
 
-    /// Whether one of the amounts is larger than the same amount of `other`.
+    /// Whether one of the amounts is larger than the same amount of `other`. A missing amount counts as 0.
     pub fn exceeds(&self, other: &Self) -> bool {
-        let mut raised = other.clone();
-        raised.raise(self);
-        raised != *other
+        let amount_of = |name: &str| other.others.get(name).copied().unwrap_or_default();
+        self.cpu_millis > other.cpu_millis
+            || self.memory > other.memory
+            || self.ephemeral_storage > other.ephemeral_storage
+            || self.pods > other.pods
+            || self.others.iter().any(|(name, amount)| *amount > amount_of(name))
     }
 
     /// Raises each amount to at least the same amount of `other`.
@@ -425,6 +428,19 @@ mod tests {
         let pod = spec(json!({"containers": [container("1")], "overhead": {"cpu": "100m", "memory": "1Mi"}}));
         let limits = PodResources::from(&pod).limits();
         assert_eq!((limits.cpu_millis, limits.memory), (1100, 0));
+    }
+
+    #[test]
+    fn a_zero_amount_does_not_exceed_a_missing_amount() {
+        let of = |cpu: i128, others: &[(&str, i128)]| Resources {
+            cpu_millis: cpu,
+            others: others.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect(),
+            ..Resources::default()
+        };
+        let none = of(1, &[]);
+        assert!(!of(1, &[("x.io/gpu", 0)]).exceeds(&none) && !none.exceeds(&of(1, &[("x.io/gpu", 0)])));
+        assert!(of(1, &[("x.io/gpu", 1)]).exceeds(&none) && of(2, &[]).exceeds(&none));
+        assert!(!of(1, &[("x.io/gpu", 1)]).exceeds(&of(1, &[("x.io/gpu", 1)])));
     }
 
     #[test]

@@ -114,8 +114,9 @@ fn prioritize(profile: &mut Profile, priority: Priority) -> Result<(), String> {
         return Err(format!("priorities {name}: the weight must be above 0"));
     }
     let plugin = match name.as_str() {
-        // EqualPriority has no effect, because each node gets the same score.
-        "EqualPriority" => return Ok(()),
+        // EqualPriority has no effect, because each node gets the same score. Upstream removed the plugin of
+        // NodePreferAvoidPodsPriority in v1.24: nodes have no annotation `preferAvoidPods` any more.
+        "EqualPriority" | "NodePreferAvoidPodsPriority" => return Ok(()),
         "LeastRequestedPriority" | "MostRequestedPriority" | "RequestedToCapacityRatioPriority" => {
             "NodeResourcesFit"
         }
@@ -192,6 +193,17 @@ extenders:
         assert_eq!(config.extenders[0].timeout, std::time::Duration::from_secs(30));
         assert!(config.extenders[0].tls.insecure, "enableHttps without authorities");
         assert!(config.profiles[0].fit.ignores("x.io/gpu"));
+    }
+
+    #[test]
+    fn priorities_that_are_equal_for_all_nodes_have_no_effect() {
+        let without = with("priorities: [{name: ImageLocalityPriority, weight: 2}]").unwrap();
+        for name in ["EqualPriority", "NodePreferAvoidPodsPriority"] {
+            let more = format!(
+                "priorities: [{{name: {name}, weight: 10000}}, {{name: ImageLocalityPriority, weight: 2}}]"
+            );
+            assert_eq!(with(&more), Ok(without.clone()), "{name}");
+        }
     }
 
     #[test]

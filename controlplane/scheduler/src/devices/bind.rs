@@ -126,11 +126,12 @@ async fn allocate(
 }
 
 /// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. It is called if
-/// a claim was not written, or if the binding conditions were not met. Without this call, the devices would stay
-/// reserved without use. Errors are only logged, because the pod is scheduled again in any case.
+/// a claim was not written, if the binding conditions were not met, or if the binding request failed. Without this
+/// call, the devices would stay reserved without use. As upstream, the written allocations stay. Errors are only
+/// logged, because the pod is scheduled again in any case.
 ///
 /// A bound pod keeps its claims, as in [`deallocate`].
-pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
+pub(crate) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
     // An error of this request is ignored, because the following requests then most likely fail, too.
     if matches!(find(client, pod).await, Ok(Some(latest)) if latest.node().is_some()) {
         return;

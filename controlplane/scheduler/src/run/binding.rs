@@ -20,7 +20,7 @@ use crate::reserve::Reserved;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Volumes};
 use coracle_events::{Event, Recorder, cause};
-use coracle_values::object::ObjectExt;
+use coracle_values::object::{Key, ObjectExt};
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -61,13 +61,17 @@ impl Binding {
         }
     }
 
-    /// Binds the volumes, the devices and the pod.
+    /// Binds the volumes, the devices and the pod. If a step fails, the pod is removed from its claims.
     pub(super) async fn run(self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
         let profile = pod.scheduler();
         self.nominate(pod, node, reserved).await;
         let pre_bind = self.pre_bind(pod, node, reserved);
-        self.metrics.measure(ExtensionPoint::PreBind, profile, pre_bind).await?;
-        self.metrics.measure(ExtensionPoint::Bind, profile, self.bind(pod, node)).await
+        let claims = self.metrics.measure(ExtensionPoint::PreBind, profile, pre_bind).await?;
+        let bound = self.metrics.measure(ExtensionPoint::Bind, profile, self.bind(pod, node)).await;
+        if bound.is_err() && !claims.is_empty() {
+            devices::bind::unreserve(&self.client, &self.devices, pod, &claims).await;
+        }
+        bound
     }
 
     /// Writes the node into the status of a pod whose binding may wait for volumes or devices, so that autoscalers see
@@ -89,14 +93,16 @@ impl Binding {
         }
     }
 
-    async fn pre_bind(&self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
+    /// Binds the volumes and the devices. Returns the keys of the claims of devices.
+    async fn pre_bind(&self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<Vec<Key>, BindError> {
         let Self { client, volumes, devices, .. } = self;
         let profile = self.config.profile(pod.scheduler());
         let timeout = profile.map_or(VOLUME_TIMEOUT, |profile| profile.volume_timeout);
         volumes::bind::bind(client, volumes, &reserved.volumes, node, timeout).await?;
         let claims = devices::bind::bind(client, devices, pod, &reserved.devices).await?;
         let on_wait = || record_wait(&self.recorder, pod, node);
-        devices::binding::wait(client, devices, pod, &claims, on_wait).await
+        devices::binding::wait(client, devices, pod, &claims, on_wait).await?;
+        Ok(claims)
     }
 
     async fn bind(&self, pod: &Pod, node: &str) -> Result<(), BindError> {
@@ -221,7 +227,6 @@ mod tests {
     use super::*;
     use crate::fixture;
     use crate::volumes::{Choice, ChosenVolume};
-    use coracle_values::object::Key;
 
     /// The requests of a binding to the node `a`, and whether it succeeds. `nominated` is the node in the pod's status.
     async fn requests_of_binding(volumes: Vec<ChosenVolume>, nominated: Option<&str>) -> (Vec<String>, bool) {
@@ -260,6 +265,48 @@ mod tests {
             assert_eq!(requests_of_binding(chosen(), other).await, (nominated.clone(), false));
         }
         assert_eq!(requests_of_binding(chosen(), Some("a")).await, (Vec::new(), false));
+    }
+
+    /// The changes of the claim of a pod whose binding request fails. `node` is the node of the stored pod.
+    async fn changes_of_claim(node: Option<&str>) -> Vec<serde_json::Value> {
+        let claim = json!({"metadata": {"name": "c", "namespace": "d", "uid": "c", "resourceVersion": "7"},
+            "status": {"allocation": {"devices": {}}, "reservedFor": [{"uid": "p"}, {"uid": "q"}]}});
+        let stored =
+            json!({"metadata": {"name": "p", "namespace": "d", "uid": "p"}, "spec": {"nodeName": node}});
+        let (sender, mut changes) = tokio::sync::mpsc::unbounded_channel();
+        let answers = (claim.clone(), stored);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (sender, (claim, stored)) = (sender.clone(), answers.clone());
+            async move {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.unwrap();
+                if parts.method == http::Method::PATCH {
+                    sender.send(serde_json::from_slice(&body).unwrap()).unwrap();
+                }
+                let is_binding = parts.uri.path().ends_with("/binding");
+                let answer = if parts.uri.path().ends_with("/pods/p") { stored } else { claim };
+                let response = Response::builder().status(if is_binding { 500_u16 } else { 200 });
+                let body = Body::from(answer.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(response.body(body).unwrap())
+            }
+        });
+        let scheduler = scheduler(Client::new(service, ""));
+        scheduler.snapshot.devices.add("ResourceClaim", &claim).unwrap();
+        let mut pod = fixture::pod("p", json!({"containers": [{}]}));
+        pod.status.nominated_node_name = Some("a".to_owned());
+        let reserved = Reserved { devices: vec![(Key::new("d", "c"), None)], ..Reserved::default() };
+        let result = Binding::new(&scheduler).run(&pod, "a", &reserved).await;
+        assert!(matches!(result, Err(BindError::Request(_))));
+        std::iter::from_fn(|| changes.try_recv().ok()).collect()
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_binding_request_fails_is_removed_from_its_claim() {
+        let changes = changes_of_claim(None).await;
+        assert_eq!(changes.len(), 1);
+        assert_eq!(changes[0]["status"], json!({"reservedFor": [{"uid": "q"}]}));
+        // The response of the request was lost, but the pod is bound.
+        assert!(changes_of_claim(Some("a")).await.is_empty());
     }
 
     #[tokio::test]
