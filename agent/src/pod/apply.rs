@@ -74,7 +74,7 @@ pub(crate) enum Report {
     Removing(RemovedContainers),
     /// A restart of all containers has removed the last container.
     AllRemoved,
-    /// A running container must be killed.
+    /// The postStart hook of a running container has failed, so the container must be killed.
     KillRequest {
         id: String,
         why: String,
@@ -241,7 +241,7 @@ impl Job {
             }
             Action::Start(containers) => Box::pin(self.start_all(containers)).await,
             Action::RestartAll { others, triggers } => Box::pin(self.restart_all(&others, &triggers)).await,
-            Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,
+            Action::Stop { id, name, grace, message } => self.stop_one(&id, &name, grace, &message).await,
             Action::Resize { before, containers } => {
                 Box::pin(self.resize(&before, containers)).await;
                 Ok(())
