@@ -75,9 +75,8 @@ pub(crate) enum Report {
     /// A restart of all containers has removed the last container.
     AllRemoved,
     /// The postStart hook of a running container has failed, so the container must be killed.
-    KillRequest {
+    PostStartFailed {
         id: String,
-        why: String,
     },
     /// The preStop hook of a container has run, or failed, and must not run again.
     PreStopDone {

@@ -240,7 +240,7 @@ impl Job {
             "FailedPostStartHook",
             format!("PostStartHook failed: {error}"),
         );
-        self.report(Report::KillRequest { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
+        self.report(Report::PostStartFailed { id: id.to_owned() });
         Err(NotStarted::new("PostStartHookError", error, Failed::Run))
     }
 
