@@ -51,6 +51,8 @@ pub struct AgentConfig {
     pub cgroup_driver: CgroupDriver,
     /// Address and port of the kubelet API.
     pub kubelet_listen: SocketAddr,
+    /// Port of the API server in this process. None if there is none.
+    pub api_server_port: Option<u16>,
     /// Address and port of the node's health check. None if it is not served.
     pub healthz: Option<SocketAddr>,
     /// Addresses of the node, the primary one first. If empty, the routes determine them.

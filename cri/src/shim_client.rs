@@ -189,7 +189,10 @@ impl Shim {
     }
 
     /// Prevents the reuse of the shim's pid until the guard is dropped. Only for a shim that this process has started.
-    pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`] if the shim has ended.
+    pub(crate) async fn keep_pid(&self) -> Result<OwnedRwLockReadGuard<()>, Error> {
         self.inner.process.keep_pid().await
     }
 

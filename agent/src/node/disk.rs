@@ -63,10 +63,9 @@ impl DiskLevels {
         }
     }
 
-    /// The resource that is short. None if both suffice or are unknown. `lasts` is true if a shortage was found before.
-    /// Such a shortage ends only when the minimum is reclaimed.
-    pub(crate) fn shortage(&self, thresholds: &EvictionThresholds, lasts: bool) -> Option<DiskShortage> {
-        self.shortages(thresholds, |_| lasts).into_iter().flatten().next()
+    /// The resource that is below its threshold, bytes first. None if both suffice or are unknown.
+    pub(crate) fn shortage(&self, thresholds: &EvictionThresholds) -> Option<DiskShortage> {
+        self.shortages(thresholds, |_| false).into_iter().flatten().next()
     }
 
     /// The resources that are short, bytes first. `lasts` is true for a resource that was short before. Such a shortage
@@ -105,6 +104,6 @@ mod tests {
         soft.soft.nodefs_inodes_free.threshold = Threshold::percent(5);
         assert_ne!(read(&soft), DiskLevels::default());
         let unreadable = DiskLevels::read(Path::new("/no/such/directory"), &thresholds);
-        assert_eq!(unreadable.shortage(&thresholds, false), None);
+        assert_eq!(unreadable.shortage(&thresholds), None);
     }
 }

@@ -218,7 +218,7 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
 /// Only the eviction task does, because it knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
-    let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds, false).is_some();
+    let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds).is_some();
     let short = MachineLevels::read().pressure(thresholds, disk);
     if short == Pressure::default() {
         return agent.pressure.current();

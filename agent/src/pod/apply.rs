@@ -74,10 +74,9 @@ pub(crate) enum Report {
     Removing(RemovedContainers),
     /// A restart of all containers has removed the last container.
     AllRemoved,
-    /// A running container must be killed.
-    KillRequest {
+    /// The postStart hook of a running container has failed, so the container must be killed.
+    PostStartFailed {
         id: String,
-        why: String,
     },
     /// The preStop hook of a container has run, or failed, and must not run again.
     PreStopDone {
@@ -241,7 +240,7 @@ impl Job {
             }
             Action::Start(containers) => Box::pin(self.start_all(containers)).await,
             Action::RestartAll { others, triggers } => Box::pin(self.restart_all(&others, &triggers)).await,
-            Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,
+            Action::Stop { id, name, grace, message } => self.stop_one(&id, &name, grace, &message).await,
             Action::Resize { before, containers } => {
                 Box::pin(self.resize(&before, containers)).await;
                 Ok(())

@@ -202,7 +202,7 @@ impl Eviction {
         let disk_levels = DiskLevels::read(&config.state_dir, &hard);
         let on_disk = DiskShortages::find(&disk_levels, &hard, &self.disk);
         let mut pressure =
-            levels.pressure(&hard, on_disk.hard.is_some()).or(levels.pressure(&soft, on_disk.is_soft()));
+            levels.pressure(&hard, on_disk.is_hard()).or(levels.pressure(&soft, on_disk.is_soft()));
         for shortage in on_machine.iter().chain(soft_on_machine.iter().flatten()) {
             pressure.add(shortage.resource);
         }

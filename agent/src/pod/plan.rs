@@ -9,10 +9,10 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceRequirements};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::restart::{Exits, restarts_after};
+use super::restart::{Exits, restarts_after, restarts_on_failure};
 use super::state::{
-    ContainerRun, DesiredPod, ObservedContainer, ObservedPod, SANDBOX, Shape, VOLUMES, Verdict, Waiting,
-    WorkerState, is_sidecar,
+    ContainerRun, DesiredPod, KillRequest, ObservedContainer, ObservedPod, SANDBOX, Shape, VOLUMES, Verdict,
+    Waiting, WorkerState, is_sidecar,
 };
 
 /// Time for which a failed pull is reported with its own reason. After this time, the reason is `ImagePullBackOff`.
@@ -34,8 +34,8 @@ pub(crate) enum Action {
     /// Stop and remove all containers, so that the pod starts again with its init containers, in the same sandbox. The
     /// triggers are removed last: while they exist, a restarted agent knows that the restart is not complete.
     RestartAll { others: Vec<String>, triggers: Vec<String> },
-    /// Stop one container while the pod continues.
-    Stop { id: String, name: String, grace: i64, why: String },
+    /// Stop one container while the pod continues. `message` is the message of the event.
+    Stop { id: String, name: String, grace: i64, message: String },
     /// Change the limits of the pod's cgroup and of these running containers. `before` has the resources that the
     /// containers have now.
     Resize { before: Arc<Pod>, containers: Vec<ResizeContainer> },
@@ -257,25 +257,37 @@ fn plan_stops(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     for container in input.observed.containers.iter().filter(|c| c.may_run()) {
         let in_sandbox = input.observed.sandbox().is_some_and(|s| s.id == container.sandbox);
         let kill_request = input.state.kill_requests.get(&container.id);
-        let why = match kill_request {
-            Some(request) => request.why.clone(),
-            None if container.run == ContainerRun::Unknown => "its state is unknown".to_owned(),
-            None if !in_sandbox => "its sandbox is gone".to_owned(),
+        let name = &container.name;
+        let message = match kill_request {
+            Some(request) => kill_message(shape, name, request),
+            None if container.run == ContainerRun::Unknown || !in_sandbox => {
+                format!("Stopping container {name}")
+            }
             None if redefined(shape, container) => {
                 plan.redefined.push(container.id.clone());
-                "definition changed".to_owned()
+                format!("Container {name} definition changed, will be restarted")
             }
             None => continue,
         };
         plan.actions.push(Action::Stop {
             id: container.id.clone(),
-            name: container.name.clone(),
+            name: name.clone(),
             grace: grace_of(
                 kill_request.and_then(|c| c.grace).or(shape.spec.termination_grace_period_seconds),
             ),
-            why,
+            message,
         });
     }
+}
+
+/// The kubelet's message about the stop of a container after a failed probe, or after a failed postStart hook.
+fn kill_message(shape: &Shape<'_>, name: &str, request: &KillRequest) -> String {
+    let why = &request.why;
+    if !request.restarts {
+        return why.clone();
+    }
+    let is_restarted = shape.container(name).is_some_and(|c| restarts_on_failure(shape.spec, c));
+    format!("Container {name} {why}{}", if is_restarted { ", will be restarted" } else { "" })
 }
 
 /// Whether a main container's image was changed in the spec.

@@ -95,7 +95,7 @@ impl<'a> Exits<'a> {
             return true;
         }
         let request = self.state.kill_requests.get(&observed.id);
-        request.is_some_and(|request| request.restarts) && policy(self.spec, container) != Some("Never")
+        request.is_some_and(|request| request.restarts) && restarts_on_failure(self.spec, container)
     }
 }
 
@@ -103,6 +103,11 @@ impl<'a> Exits<'a> {
 pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -> bool {
     let (of_pod, own) = (spec.restart_policy.as_deref(), container.restart_policy.as_deref());
     restart::restarts_after(of_pod, own, rules(container), code)
+}
+
+/// Whether a container starts again after a failed probe.
+pub(crate) fn restarts_on_failure(spec: &PodSpec, container: &Container) -> bool {
+    policy(spec, container) != Some("Never")
 }
 
 /// The container's own restart policy, or the restart policy of the pod.

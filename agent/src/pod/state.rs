@@ -264,7 +264,8 @@ pub(crate) struct KillRequest {
     pub(crate) why: String,
     /// Grace period in seconds. None means the grace period of the pod.
     pub(crate) grace: Option<i64>,
-    /// Whether a probe has failed. The container then starts again after any exit code, unless its policy is Never.
+    /// Whether a probe has failed; otherwise a postStart hook has failed. After a failed probe, the container starts
+    /// again after any exit code, unless its policy is Never.
     pub(crate) restarts: bool,
 }
 

@@ -112,6 +112,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         cgroup_root: node.cgroup_root.clone(),
         cgroup_driver: node.cgroup_driver,
         kubelet_listen: node.kubelet_listen,
+        api_server_port: node.api_server_port,
         healthz: node.healthz,
         node_ips: node.ips.clone(),
         overlay: node.overlay.clone(),

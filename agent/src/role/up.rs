@@ -18,7 +18,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::require_root()?;
     super::raise_open_files();
     check_runtime(settings.container_runtime_endpoint())?;
-    let node = settings.node();
+    let mut node = settings.node();
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
     Lock::acquire(&node.dirs.run)?.hold();
@@ -33,6 +33,7 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
         return Ok(());
     };
     let Some(plane) = started? else { return Ok(()) };
+    node.api_server_port = Some(plane.address().port());
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
     let files = CertificateFiles { certificate: identity.serving_cert, key: identity.serving_key };

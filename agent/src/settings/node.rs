@@ -354,6 +354,7 @@ impl NodeSettings {
             taints: self.register_with_taints,
             provider_id: self.provider_id,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
+            api_server_port: None,
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
             dns,
             explicit,

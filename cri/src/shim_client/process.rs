@@ -79,8 +79,15 @@ impl Process {
     }
 
     /// Until the guard is dropped, a child of this process is not reaped, so the child's pid is not reused.
-    pub(super) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
-        Arc::clone(&self.pid_is_own).read_owned().await
+    ///
+    /// # Errors
+    /// [`ErrorKind::Gone`] if the process has ended: another process may already have its pid.
+    pub(super) async fn keep_pid(&self) -> Result<OwnedRwLockReadGuard<()>, Error> {
+        let guard = Arc::clone(&self.pid_is_own).read_owned().await;
+        if self.is_alive() {
+            return Ok(guard);
+        }
+        Err(Error::new(ErrorKind::Gone, format!("the shim (process {}) has ended", self.pid)))
     }
 
     /// Whether the process has not ended.
@@ -307,6 +314,16 @@ mod tests {
     #[test]
     fn a_missing_process_is_reported_as_gone() {
         assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
+    }
+
+    #[tokio::test]
+    async fn the_pid_of_an_ended_process_is_not_kept() {
+        let mut child = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+        let process = super::Process::open(child.id().cast_signed()).unwrap();
+        drop(process.keep_pid().await.unwrap());
+        process.kill_and_reap().await;
+        let _reaped = child.wait();
+        assert_eq!(process.keep_pid().await.unwrap_err().kind, super::ErrorKind::Gone);
     }
 
     /// The program is not a shim: its first line is not "ready".

@@ -74,7 +74,7 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
                 "hostPort 10250/TCP is in use on this node by the kubelet API".to_owned(),
             ),
             // The port of the API server is the last one: without the check, the test loses its API server here.
-            ("api", port(6443), format!("(process {})", cluster.pid())),
+            ("api", port(6443), "hostPort 6443/TCP is in use on this node by the API server".to_owned()),
         ] {
             create(cluster, name, spec);
             until(cluster, name, "refused", |s| (s["phase"] == "Failed").then_some(()));

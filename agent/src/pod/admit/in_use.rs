@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,14 +26,18 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     if pod.spec.as_ref().is_some_and(|spec| spec.host_network == Some(true)) {
         return Ok(());
     }
-    check_free(host_ports(pod), &own_ports(config), &mut Sockets::default())
+    let mut refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    check_free(host_ports(pod), &own_ports(config), &mut Sockets::default(), &mut refused, Instant::now())
 }
 
-/// Rejects host ports that a process of the node uses. The sockets are listed once for all ports of a pod.
+/// Rejects host ports that a process of the node uses, or has used shortly before. The sockets are listed once for all
+/// ports of a pod.
 fn check_free(
     ports: impl IntoIterator<Item = HostPort>,
     own: &[OwnPort],
     sockets: &mut Sockets,
+    refused: &mut RefusedSockets,
+    now: Instant,
 ) -> Result<(), Verdict> {
     for wanted in ports {
         let Some((protocol, port)) = parse(&wanted) else { continue };
@@ -43,8 +47,12 @@ fn check_free(
         }
         let found = sockets.of(protocol).map_err(|error| ports_unknown(&error))?;
         if let Some(socket) = conflicting_socket(&wanted, port, found) {
+            refused.keep(found.iter().filter(|socket| socket.port == port), now);
             let mut recent = RECENT.lock().unwrap_or_else(PoisonError::into_inner);
-            return Err(port_in_use(&wanted, &recent.owner(socket.inode, Instant::now(), owner)));
+            return Err(port_in_use(&wanted, &recent.owner(socket.inode, now, owner)));
+        }
+        if refused.have(&wanted, (protocol, port), now) {
+            return Err(port_in_use(&wanted, "a process that listened within the last two minutes"));
         }
     }
     Ok(())
@@ -129,7 +137,12 @@ pub(crate) fn own_ports(config: &AgentConfig) -> Vec<OwnPort> {
     let port = config.kubelet_listen.port();
     let kubelet = OwnPort { protocol: Protocol::Tcp, port, purpose: "the kubelet API" };
     let proxy = proxy_port(config.service_proxy.as_ref());
-    std::iter::once(kubelet).chain(overlay).chain(proxy).collect()
+    let server = server_port(config.api_server_port);
+    std::iter::once(kubelet).chain(overlay).chain(proxy).chain(server).collect()
+}
+
+fn server_port(port: Option<u16>) -> Option<OwnPort> {
+    Some(OwnPort { protocol: Protocol::Tcp, port: port?, purpose: "the API server" })
 }
 
 fn proxy_port(proxy: Option<&ServiceProxyConfig>) -> Option<OwnPort> {
@@ -163,6 +176,45 @@ fn port_in_use(wanted: &HostPort, by: &str) -> Verdict {
 fn ports_unknown(error: &io::Error) -> Verdict {
     let message = format!("Pod was rejected: cannot find out which ports this node uses: {error}");
     refuse("UnexpectedAdmissionError", message)
+}
+
+/// Time for which a port counts as used after a pod was rejected because of its socket. Otherwise a user who creates
+/// pods in a loop would get the port of a program that restarts.
+const REFUSED_FOR: Duration = Duration::from_secs(120);
+/// Maximum sockets that count as used for that time.
+const MAX_REFUSED: usize = 1000;
+/// The sockets of the last rejections.
+static REFUSED: Mutex<RefusedSockets> = Mutex::new(RefusedSockets { seen: BTreeMap::new() });
+
+/// The sockets because of which pods were rejected.
+struct RefusedSockets {
+    /// When each socket was last seen, by protocol, port, address and [`Listener::v6_only`].
+    seen: BTreeMap<(Protocol, u16, IpAddr, bool), Instant>,
+}
+
+impl RefusedSockets {
+    /// Stores sockets that exist now. Further sockets than [`MAX_REFUSED`] are not stored.
+    fn keep<'a>(&mut self, sockets: impl Iterator<Item = &'a Listener>, now: Instant) {
+        self.seen.retain(|_, seen| now.duration_since(*seen) < REFUSED_FOR);
+        for socket in sockets {
+            let key = (socket.protocol, socket.port, socket.address, socket.v6_only);
+            if self.seen.len() < MAX_REFUSED || self.seen.contains_key(&key) {
+                self.seen.insert(key, now);
+            }
+        }
+    }
+
+    /// Whether the host port would receive packets of one of the sockets.
+    fn have(&self, wanted: &HostPort, of: (Protocol, u16), now: Instant) -> bool {
+        let (protocol, port) = of;
+        let address: Option<IpAddr> = wanted.ip.parse().ok();
+        let first = (protocol, port, IpAddr::V4(Ipv4Addr::UNSPECIFIED), false);
+        let same_port = self.seen.range(first..).take_while(|(key, _)| (key.0, key.1) == of);
+        let mut recent = same_port.filter(|(_, seen)| now.duration_since(**seen) < REFUSED_FOR);
+        recent.any(|(&(protocol, port, at, v6_only), _)| {
+            Listener { protocol, address: at, port, inode: 0, v6_only }.takes(address)
+        })
+    }
 }
 
 /// Time for which the result of a search is used again.
@@ -297,6 +349,43 @@ mod tests {
     }
 
     #[test]
+    fn a_port_stays_used_while_its_program_restarts() {
+        let socket = |address: &str| Listener {
+            protocol: Protocol::Tcp,
+            address: address.parse().unwrap(),
+            port: 22,
+            inode: 0,
+            v6_only: false,
+        };
+        let (mut refused, begin) = (RefusedSockets { seen: BTreeMap::new() }, Instant::now());
+        let mut is_free = |ip: &str, port: i32, listed: Vec<Listener>, seconds: u64| {
+            let wanted = HostPort { ip: ip.to_owned(), port, protocol: "TCP".to_owned() };
+            let mut sockets = Sockets { listed: vec![(Protocol::Tcp, listed)], ..Sockets::default() };
+            let now = begin + Duration::from_secs(seconds);
+            check_free([wanted], &[], &mut sockets, &mut refused, now).is_ok()
+        };
+        assert!(is_free("", 22, Vec::new(), 0), "the socket was not seen yet");
+        assert!(!is_free("", 22, vec![socket("192.0.2.1")], 0));
+        assert!(!is_free("", 22, Vec::new(), 60));
+        assert!(!is_free("192.0.2.1", 22, Vec::new(), 119));
+        assert!(is_free("192.0.2.2", 22, Vec::new(), 60), "another address");
+        assert!(is_free("", 21, Vec::new(), 60) && is_free("", 23, Vec::new(), 60), "other ports");
+        assert!(is_free("", 22, Vec::new(), 120), "a rejection does not extend the time");
+    }
+
+    #[test]
+    fn few_sockets_of_rejected_pods_are_stored() {
+        let (mut refused, begin) = (RefusedSockets { seen: BTreeMap::new() }, Instant::now());
+        let address = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let socket = |port| Listener { protocol: Protocol::Udp, address, port, inode: 0, v6_only: false };
+        let all: Vec<Listener> = (1..=2000).map(socket).collect();
+        refused.keep(all.iter(), begin);
+        assert_eq!(refused.seen.len(), MAX_REFUSED);
+        refused.keep(all.iter().skip(1900), begin + REFUSED_FOR);
+        assert_eq!(refused.seen.len(), 100);
+    }
+
+    #[test]
     fn the_sockets_are_listed_once_for_all_ports_of_a_pod() {
         // This socket does not exist, so a second list of the kernel's sockets would not contain it.
         let address = "0.0.0.0".parse().unwrap();
@@ -306,10 +395,15 @@ mod tests {
             let port = |port| HostPort { ip: String::new(), port, protocol: "TCP".to_owned() };
             [port(1), port(2), port(last)]
         };
-        assert!(check_free(ports(3), &[], &mut sockets).is_ok());
-        assert!(check_free(ports(0), &[], &mut sockets).is_err());
-        let own = OwnPort { protocol: Protocol::Tcp, port: 2, purpose: "the kubelet API" };
-        assert!(check_free(ports(3), &[own], &mut sockets).is_err());
+        let mut refused = RefusedSockets { seen: BTreeMap::new() };
+        let mut is_free = |last, own: &[OwnPort]| {
+            check_free(ports(last), own, &mut sockets, &mut refused, Instant::now()).is_ok()
+        };
+        assert!(is_free(3, &[]));
+        assert!(!is_free(0, &[]));
+        // The API server does not listen while it restarts.
+        let own = server_port(Some(2)).unwrap();
+        assert!(!is_free(3, &[own]) && server_port(None).is_none());
     }
 
     #[test]

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use coracle_error_chain::chain;
 use coracle_proto::cri;
-use k8s_openapi::api::core::v1::Container;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio_util::sync::CancellationToken;
 
 use super::mounts::RuntimeMounts;
 use super::start_queue::StartQueue;
@@ -17,12 +18,16 @@ use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
 use crate::pod::env::{Addresses, Sources, environment, references};
 use crate::pod::plan::StartContainer;
-use crate::pod::pull::{self, Present, PullTask};
+use crate::pod::pull::{self, Missing, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
 use crate::pod::{hook, security};
 use crate::source::is_static;
 
+/// Error of a start that the end of the pod has interrupted. It is not reported.
+const ENDING: &str = "the pod is ending";
+
 /// A failed container start.
+#[derive(Debug)]
 struct NotStarted {
     waiting: Waiting,
     failed: Failed,
@@ -54,6 +59,39 @@ fn kind_of(shape: &Shape<'_>, name: &str) -> &'static str {
         (false, true) => "init_container",
         (false, false) => "ephemeral_container",
     }
+}
+
+/// Pulls the images of the container's image volumes with `pull`. Returns the ids of the images by volume name. The end
+/// of the pod cancels a pull: a slow registry must not delay the end.
+async fn pull_image_volumes<F: Future<Output = Result<Present, Missing>>>(
+    pod: &Pod,
+    container: &Container,
+    interrupt: &CancellationToken,
+    pull: impl Fn(Container) -> F,
+) -> Result<BTreeMap<String, String>, NotStarted> {
+    let mut ids = BTreeMap::new();
+    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
+    for (volume, image) in volumes.filter_map(|volume| Some((volume, volume.image.as_ref()?))) {
+        if !container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name) {
+            continue;
+        }
+        // An image volume has the same fields as a container's image.
+        let wanted = Container {
+            name: container.name.clone(),
+            image: image.reference.clone(),
+            image_pull_policy: image.pull_policy.clone(),
+            ..Container::default()
+        };
+        let present = match interrupt.run_until_cancelled(pull(wanted)).await {
+            Some(Ok(present)) => present,
+            Some(Err(missing)) => {
+                return Err(NotStarted { waiting: missing.waiting, failed: missing.failed });
+            }
+            None => return Err(NotStarted::config(ENDING)),
+        };
+        ids.insert(volume.name.clone(), present.id);
+    }
+    Ok(ids)
 }
 
 impl Job {
@@ -202,7 +240,7 @@ impl Job {
             "FailedPostStartHook",
             format!("PostStartHook failed: {error}"),
         );
-        self.report(Report::KillRequest { id: id.to_owned(), why: "FailedPostStartHook".to_owned() });
+        self.report(Report::PostStartFailed { id: id.to_owned() });
         Err(NotStarted::new("PostStartHookError", error, Failed::Run))
     }
 
@@ -269,7 +307,7 @@ impl Job {
         // The end of the pod cancels the call: a plugin that does not answer must not delay the end of the pod.
         match self.interrupt.run_until_cancelled(options).await {
             Some(options) => options.map_err(|error| NotStarted::config(chain(&error))),
-            None => Err(NotStarted::config("the pod is ending")),
+            None => Err(NotStarted::config(ENDING)),
         }
     }
 
@@ -302,25 +340,9 @@ impl Job {
 
     /// Pulls the images of the container's image volumes. Returns the ids of the images by volume name.
     async fn image_volumes(&self, container: &Container) -> Result<BTreeMap<String, String>, NotStarted> {
-        let mut ids = BTreeMap::new();
-        let volumes = self.pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-        for (volume, image) in volumes.filter_map(|volume| Some((volume, volume.image.as_ref()?))) {
-            if !container.volume_mounts.iter().flatten().any(|mount| mount.name == volume.name) {
-                continue;
-            }
-            // An image volume has the same fields as a container's image.
-            let wanted = Container {
-                name: container.name.clone(),
-                image: image.reference.clone(),
-                image_pull_policy: image.pull_policy.clone(),
-                ..Container::default()
-            };
-            let present = pull::ensure(&self.node, &self.pod, &wanted, None).await;
-            let missing =
-                |missing: pull::Missing| NotStarted { waiting: missing.waiting, failed: missing.failed };
-            ids.insert(volume.name.clone(), present.map_err(missing)?.id);
-        }
-        Ok(ids)
+        let (node, pod) = (&*self.node, &*self.pod);
+        let pull = |wanted: Container| async move { pull::ensure(node, pod, &wanted, None).await };
+        pull_image_volumes(pod, container, &self.interrupt, pull).await
     }
 
     /// Whether the runtime supports recursive read-only mounts. The runtime is queried only if the container uses such
@@ -431,5 +453,35 @@ impl Job {
             reason,
             message,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use futures::FutureExt;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_pod_cancels_the_pull_of_an_image_volume() {
+        let volumes = json!([{"name": "v", "image": {"reference": "i:1"}}, {"name": "w", "image": {}}]);
+        let pod = json!({"spec": {"containers": [], "volumes": volumes}});
+        let pod: Pod = serde_json::from_value(pod).unwrap();
+        let container = json!({"name": "c", "volumeMounts": [{"name": "v", "mountPath": "/v"}]});
+        let container: Container = serde_json::from_value(container).unwrap();
+        let interrupt = CancellationToken::new();
+        let present = |wanted: Container| {
+            let id = wanted.image.unwrap_or_default();
+            ready(Ok(Present { id, user: security::ImageUser { uid: None, name: String::new() } }))
+        };
+        let pulled = pull_image_volumes(&pod, &container, &interrupt, present).now_or_never();
+        assert_eq!(pulled.unwrap().unwrap(), BTreeMap::from([("v".to_owned(), "i:1".to_owned())]));
+        let mut pulling = Box::pin(pull_image_volumes(&pod, &container, &interrupt, |_| pending()));
+        assert!(pulling.as_mut().now_or_never().is_none());
+        interrupt.cancel();
+        assert!(pulling.now_or_never().unwrap().is_err());
     }
 }

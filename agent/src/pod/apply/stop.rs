@@ -24,9 +24,8 @@ impl Job {
         id: &str,
         name: &str,
         grace: i64,
-        why: &str,
+        message: &str,
     ) -> Result<(), Vec<ApplyError>> {
-        let message = format!("Container {name} {why}, will be restarted");
         self.node.recorder.container(
             ContainerRef { pod: &self.pod, name },
             Level::Normal,

@@ -13,7 +13,7 @@ use crate::node::{DiskLevels, DiskShortage, EvictionThresholds, Resource};
 /// The shortages in one measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DiskShortages {
-    pub(super) hard: Option<DiskShortage>,
+    pub(super) hard: [Option<DiskShortage>; 2],
     pub(super) soft: [Option<DiskShortage>; 2],
 }
 
@@ -50,11 +50,15 @@ impl DiskShortages {
         thresholds: &EvictionThresholds,
         crossed: &Crossed<Resource>,
     ) -> Self {
-        let is_lasting = |resource| crossed.is_lasting(resource);
         Self {
-            hard: levels.shortage(thresholds, crossed.hard().is_some()),
-            soft: levels.shortages(&thresholds.as_soft(), is_lasting),
+            hard: levels.shortages(thresholds, |resource| crossed.is_hard(resource)),
+            soft: levels.shortages(&thresholds.as_soft(), |resource| crossed.is_lasting(resource)),
         }
+    }
+
+    /// Whether a hard threshold is crossed.
+    pub(super) fn is_hard(&self) -> bool {
+        self.hard.iter().any(Option::is_some)
     }
 
     /// Whether a soft threshold is crossed.
@@ -72,10 +76,11 @@ impl DiskShortages {
         let soft = &thresholds.soft;
         let short = self.soft.iter().flatten().map(|shortage| shortage.resource);
         let short = short.map(|resource| (resource, plan::grace_period(soft, resource)));
-        let kind = crossed.update(self.hard.map(|shortage| shortage.resource), short, now);
+        let hard = self.hard.iter().flatten().map(|shortage| shortage.resource);
+        let kind = crossed.update(hard, short, now);
         let mut lasting = self.soft.into_iter().flatten();
         let lasting = lasting.find(|shortage| crossed.is_lasting(shortage.resource));
-        Due::of(kind, self.hard, lasting, soft.max_pod_grace)
+        Due::of(kind, self.hard.into_iter().flatten().next(), lasting, soft.max_pod_grace)
     }
 }
 
@@ -180,6 +185,26 @@ mod tests {
         DiskShortages::find(&levels(90), &thresholds, &crossed).store(&mut crossed, &thresholds, now);
         assert!(confirmed(&levels(149), &thresholds, &mut crossed, now).is_some());
         assert!(confirmed(&levels(150), &thresholds, &mut crossed, now).is_none());
+    }
+
+    #[test]
+    fn a_resource_above_its_threshold_is_not_short_because_another_is() {
+        let mut thresholds = thresholds();
+        thresholds.nodefs_inodes_free = Threshold::percent(5);
+        thresholds.minimum_reclaim.nodefs_inodes_free = Threshold::percent(5);
+        let with = |bytes, inodes| DiskLevels {
+            inodes: Level { available: inodes, capacity: 1000 },
+            ..levels(bytes)
+        };
+        let now = Instant::now();
+        let mut crossed = Crossed::none();
+        DiskShortages::find(&with(90, 70), &thresholds, &crossed).store(&mut crossed, &thresholds, now);
+        assert_eq!(confirmed(&with(100, 70), &thresholds, &mut crossed, now), None);
+        // Both resources are short, and the minimum of inodes has to be reclaimed.
+        DiskShortages::find(&with(90, 40), &thresholds, &crossed).store(&mut crossed, &thresholds, now);
+        let due = confirmed(&with(100, 70), &thresholds, &mut crossed, now).unwrap();
+        assert_eq!(due.shortage.resource, Resource::Inodes);
+        assert_eq!(confirmed(&with(100, 100), &thresholds, &mut crossed, now), None);
     }
 
     #[test]

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 /// The thresholds that were crossed in the last round, for one kind of resources: the machine's resources, or its disk.
 #[derive(Debug)]
 pub(super) struct Crossed<R> {
-    /// The resource below its hard threshold.
-    hard: Option<R>,
+    /// The resources below their hard thresholds, the most important first.
+    hard: Vec<R>,
     /// The resources below their soft thresholds, and since when.
     since: Vec<(R, Instant)>,
     /// The resources that have been below their soft thresholds for the grace period.
@@ -33,12 +33,17 @@ pub(super) struct Due<S> {
 impl<R: Copy + PartialEq> Crossed<R> {
     /// No threshold is crossed.
     pub(super) fn none() -> Self {
-        Self { hard: None, since: Vec::new(), lasting: Vec::new() }
+        Self { hard: Vec::new(), since: Vec::new(), lasting: Vec::new() }
     }
 
-    /// The resource below its hard threshold.
+    /// The most important resource below its hard threshold.
     pub(super) fn hard(&self) -> Option<R> {
-        self.hard
+        self.hard.first().copied()
+    }
+
+    /// Whether the resource was below its hard threshold.
+    pub(super) fn is_hard(&self, resource: R) -> bool {
+        self.hard.contains(&resource)
     }
 
     /// Whether the resource was below its soft threshold for the grace period.
@@ -46,11 +51,12 @@ impl<R: Copy + PartialEq> Crossed<R> {
         self.lasting.contains(&resource)
     }
 
-    /// Stores the resources that are short now. `soft` has the resources below soft thresholds with their grace
-    /// periods. Returns the kind of the threshold that leads to an eviction.
+    /// Stores the resources that are short now. `hard` has the resources below hard thresholds, the most important
+    /// first. `soft` has the resources below soft thresholds with their grace periods. Returns the kind of the
+    /// threshold that leads to an eviction.
     pub(super) fn update(
         &mut self,
-        hard: Option<R>,
+        hard: impl IntoIterator<Item = R>,
         soft: impl IntoIterator<Item = (R, Duration)>,
         now: Instant,
     ) -> Option<ThresholdKind> {
@@ -64,11 +70,11 @@ impl<R: Copy + PartialEq> Crossed<R> {
                 self.lasting.push(resource);
             }
         }
-        self.hard = hard;
-        match (self.hard.is_some(), self.lasting.is_empty()) {
-            (true, _) => Some(ThresholdKind::Hard),
-            (false, false) => Some(ThresholdKind::Soft),
-            (false, true) => None,
+        self.hard = hard.into_iter().collect();
+        match (self.hard.is_empty(), self.lasting.is_empty()) {
+            (false, _) => Some(ThresholdKind::Hard),
+            (true, false) => Some(ThresholdKind::Soft),
+            (true, true) => None,
         }
     }
 }

@@ -38,7 +38,7 @@ pub(super) fn plan(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) ->
                     id: observed.id.clone(),
                     name: container.name.clone(),
                     grace: grace_of(shape.spec.termination_grace_period_seconds),
-                    why: "resize requires restart".to_owned(),
+                    message: format!("Container {} resize requires restart", container.name),
                 });
             }
         }

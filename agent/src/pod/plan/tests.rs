@@ -289,10 +289,31 @@ fn only_an_unhealthy_container_is_stopped() {
 }
 
 #[test]
+fn the_message_of_a_stop_tells_of_a_restart_only_if_there_is_one() {
+    let message = |policy: &str, why: &str, restarts: bool| {
+        let desired = pod(json!({"restartPolicy": policy, "containers": [{"name": "a"}]}));
+        let request = KillRequest { why: why.into(), grace: None, restarts };
+        let kill_requests = [("a0".to_owned(), request)].into();
+        let state = WorkerState { kill_requests, ..ready_worker_state() };
+        match decide(&desired, &observed(vec![container("a", 0, running())]), &state, 0).actions.as_slice() {
+            [Action::Stop { message, .. }] => message.clone(),
+            other => panic!("{other:?}"),
+        }
+    };
+    let unhealthy = "failed liveness probe";
+    let restarted = "Container a failed liveness probe, will be restarted";
+    assert_eq!(message("Always", unhealthy, true), restarted);
+    assert_eq!(message("OnFailure", unhealthy, true), restarted);
+    assert_eq!(message("Never", unhealthy, true), "Container a failed liveness probe");
+    assert_eq!(message("Always", "FailedPostStartHook", false), "FailedPostStartHook");
+}
+
+#[test]
 fn a_changed_image_restarts_its_container() {
     let desired = pod(json!({"containers": [{"name": "a", "image": "i:2"}]}));
     let got = decide(&desired, &observed(vec![container("a", 0, running())]), &ready_worker_state(), 0);
-    assert!(matches!(got.actions.as_slice(), [Action::Stop { why, .. }] if why == "definition changed"));
+    let changed = "Container a definition changed, will be restarted";
+    assert!(matches!(got.actions.as_slice(), [Action::Stop { message, .. }] if message == changed));
 }
 
 #[test]

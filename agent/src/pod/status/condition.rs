@@ -205,8 +205,8 @@ fn gates(input: &StatusInput<'_>, shape: &Shape<'_>) -> Option<(&'static str, St
             let kind = &gate.condition_type;
             match given.iter().find(|c| c.type_ == *kind) {
                 Some(c) if c.status == "True" => None,
-                Some(_) => {
-                    Some(format!("the status of pod readiness gate \"{kind}\" is not \"True\", but False"))
+                Some(PodCondition { status, .. }) => {
+                    Some(format!("the status of pod readiness gate \"{kind}\" is not \"True\", but {status}"))
                 }
                 None => {
                     Some(format!("corresponding condition of pod readiness gate \"{kind}\" does not exist."))

@@ -269,7 +269,12 @@ fn readiness_gates_prevent_readiness_and_foreign_conditions_stay() {
     spec["readinessGates"] = json!([{"conditionType": "x.io/up"}]);
     let mut case = Case::new(spec, observed(vec![container("a", 0, running())]));
     assert_eq!(condition(&case.status(5), "Ready").reason.as_deref(), Some("ReadinessGatesNotReady"));
-    let foreign = PodCondition { type_: "x.io/up".into(), status: "True".into(), ..PodCondition::default() };
+    let mut foreign =
+        PodCondition { type_: "x.io/up".into(), status: "Unknown".into(), ..PodCondition::default() };
+    case.pod.status = Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
+    let message = "the status of pod readiness gate \"x.io/up\" is not \"True\", but Unknown";
+    assert_eq!(condition(&case.status(5), "Ready").message.as_deref(), Some(message));
+    foreign.status = "True".into();
     case.pod.status = Some(PodStatus { conditions: Some(vec![foreign.clone()]), ..PodStatus::default() });
     let status = case.status(5);
     assert_eq!(condition(&status, "Ready").status, "True");

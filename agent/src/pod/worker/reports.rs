@@ -62,7 +62,8 @@ impl Worker {
             Report::Started { container, crashed } => self.started(&container, crashed, now),
             Report::Removing(removed) => self.state.removed.extend(removed),
             Report::AllRemoved => self.state.count_restart_of_all(now),
-            Report::KillRequest { id, why } => {
+            Report::PostStartFailed { id } => {
+                let why = "FailedPostStartHook".to_owned();
                 self.state.kill_requests.insert(id, KillRequest { why, grace: None, restarts: false });
             }
             Report::PreStopDone { id } => {

@@ -36,6 +36,8 @@ pub(crate) struct Node {
     pub(crate) provider_id: Option<String>,
     pub(crate) reports: NodeReports,
     pub(crate) kubelet_listen: SocketAddr,
+    /// Port of the API server in this process. It is known after the start of the API server.
+    pub(crate) api_server_port: Option<u16>,
     /// Address and port of the node's health check. None if it is disabled.
     pub(crate) healthz: Option<SocketAddr>,
     pub(crate) dns: NodeDns,

@@ -88,7 +88,8 @@ impl SandboxService {
         if namespaces::own_network(&record.config) {
             undo.push(Step::Network(id.clone()));
             // The shim is a child of this process: its pid is not reused before the process is waited for.
-            let _pid_guard = shim.keep_pid().await;
+            let kept = shim.keep_pid().await;
+            let _pid_guard = kept.map_err(Error::shim("connect the pod's shim to the network"))?;
             record.addresses = self.connect_pod(&record, shim.pid()).await?;
             steps.done("network");
             coracle_fault::point("run.network");
