@@ -2,9 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use tokio::time::Instant;
 
 use super::plan::{Controller, SelectedPod};
 use crate::context::Context;
@@ -14,6 +16,9 @@ use crate::scale_target::Target;
 /// Maximum number of controllers whose scale is read from the API server in one reconcile of a budget. Anyone who may
 /// create pods can name any controller in them.
 const MAX_READS: usize = 5;
+/// Maximum time of all reads in one reconcile of a budget. The budgets of all namespaces share one worker, and the
+/// server of a kind may not respond.
+const READ_TIME: Duration = Duration::from_secs(10);
 
 /// Finds the controllers of the pods of one namespace. Controllers of other kinds than those in the caches are read
 /// from the API server.
@@ -22,11 +27,13 @@ pub(super) struct Controllers<'a> {
     namespace: &'a str,
     /// The controllers that have been read, by the UID in the reference of a pod.
     read: HashMap<String, Controller>,
+    /// The end of [`READ_TIME`].
+    deadline: Instant,
 }
 
 impl<'a> Controllers<'a> {
     pub(super) fn new(context: &'a Context, namespace: &'a str) -> Self {
-        Self { context, namespace, read: HashMap::new() }
+        Self { context, namespace, read: HashMap::new(), deadline: Instant::now() + READ_TIME }
     }
 
     /// Adds their controllers to pods.
@@ -53,7 +60,10 @@ impl<'a> Controllers<'a> {
             let why = format!("the pods have more than {MAX_READS} controllers of kinds without a cache");
             return Controller::Failed(why);
         }
-        let read = self.read(owner).await;
+        let late =
+            || Controller::Failed("the scales of the pods' controllers are not read in time".to_owned());
+        let read = tokio::time::timeout_at(self.deadline, self.read(owner)).await;
+        let read = read.unwrap_or_else(|_elapsed| late());
         self.read.insert(owner.uid.clone(), read.clone());
         read
     }
@@ -120,6 +130,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::config::ControllersConfig;
     use crate::test_api::TestApi;
 
     fn pod(name: &str, owner: Option<(&str, &str, &str)>) -> Arc<Pod> {
@@ -203,5 +214,23 @@ mod tests {
         let pods = names.iter().map(|name| pod(name, Some(("db.io/v1", "Database", name)))).collect();
         let last = found(&api, pods).await.pop();
         assert!(matches!(last, Some(Controller::Failed(why)) if why.contains("more than 5 controllers")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn servers_that_do_not_respond_occupy_the_worker_for_a_short_time() {
+        let service = tower::service_fn(|_request: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<String>, std::convert::Infallible>>()
+        });
+        let client = kube::Client::new(service, "default");
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        let context = Context::new(client, recorder, ControllersConfig::default());
+        let names: Vec<String> = (0..MAX_READS).map(|number| format!("c{number}")).collect();
+        let pods = names.iter().map(|name| pod(name, Some(("db.io/v1", "Database", name)))).collect();
+        let began = Instant::now();
+        let selected = Controllers::new(&context, "n").of(pods).await;
+        assert!(began.elapsed() < READ_TIME + Duration::from_secs(1), "{:?}", began.elapsed());
+        for one in selected {
+            assert!(matches!(one.controller, Controller::Failed(why) if why.contains("in time")));
+        }
     }
 }
