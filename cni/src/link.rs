@@ -254,7 +254,9 @@ impl Links {
     /// wait meanwhile.
     pub(crate) async fn delete_unshared_bridge(&self, bridge: &Link, own: &[String]) -> Result<(), Error> {
         let _guard = self.bridge_lock.lock().await;
-        let ports = self.ports(bridge).await?;
+        // Another bridge may have the name meanwhile.
+        let Some(bridge) = self.find_index(bridge.index).await? else { return Ok(()) };
+        let ports = self.ports(&bridge).await?;
         if ports.iter().any(|port| !own.contains(&port.name)) {
             return Ok(());
         }
@@ -450,6 +452,9 @@ mod tests {
             for name in ["br0", "own"] {
                 assert!(links.find(name).await.unwrap().is_none(), "{name}");
             }
+            links.ensure_bridge("br0", Bridge::default()).await.unwrap();
+            links.delete_unshared_bridge(&bridge, &own).await.unwrap();
+            assert!(links.find("br0").await.unwrap().is_some(), "a new bridge of this name");
         });
     }
 

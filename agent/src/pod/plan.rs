@@ -260,8 +260,10 @@ fn plan_stops(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
         let name = &container.name;
         let message = match kill_request {
             Some(request) => kill_message(shape, name, request),
-            None if container.run == ContainerRun::Unknown || !in_sandbox => {
-                format!("Stopping container {name}")
+            None if !in_sandbox => format!("Stopping container {name}"),
+            None if container.run == ContainerRun::Unknown => {
+                let kind = if is_init(shape, name) { "Init container" } else { "Container" };
+                format!("{kind} is in \"unknown\" state, try killing it before restart")
             }
             None if redefined(shape, container) => {
                 plan.redefined.push(container.id.clone());
@@ -286,8 +288,15 @@ fn kill_message(shape: &Shape<'_>, name: &str, request: &KillRequest) -> String 
     if !request.restarts {
         return why.clone();
     }
+    if is_init(shape, name) {
+        return format!("Init container {name} {why}");
+    }
     let is_restarted = shape.container(name).is_some_and(|c| restarts_on_failure(shape.spec, c));
     format!("Container {name} {why}{}", if is_restarted { ", will be restarted" } else { "" })
+}
+
+fn is_init(shape: &Shape<'_>, name: &str) -> bool {
+    shape.inits().iter().any(|init| init.name == name)
 }
 
 /// Whether a main container's image was changed in the spec.

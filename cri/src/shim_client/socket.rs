@@ -9,8 +9,8 @@ use std::time::Duration;
 use nix::cmsg_space;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, UnixAddr, connect,
-    getsockopt, recvmsg, sendmsg, setsockopt, socket, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, getsockopt, recvmsg,
+    sendmsg, setsockopt, socket, sockopt,
 };
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -122,19 +122,33 @@ fn receive_now(fd: &OwnedFd) -> std::io::Result<Option<(Vec<u8>, Vec<OwnedFd>)>>
     let mut slices = [IoSliceMut::new(&mut buffer)];
     let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
     let message = recvmsg::<()>(fd.as_raw_fd(), &mut slices, Some(&mut control), flags)?;
-    let bytes = message.bytes;
-    let mut fds = Vec::new();
-    for part in message.cmsgs()? {
-        if let ControlMessageOwned::ScmRights(raw) = part {
-            // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
-            fds.extend(raw.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }));
-        }
+    let (bytes, is_cut) = (message.bytes, message.flags.contains(MsgFlags::MSG_CTRUNC));
+    let fds = received_fds(&control);
+    if is_cut {
+        return Err(Errno::ENOBUFS.into());
     }
     if bytes == 0 {
         return Ok(None);
     }
     buffer.truncate(bytes);
     Ok(Some((buffer, fds)))
+}
+
+/// Takes the descriptors in a received control message (`struct cmsghdr`). nix does not return them if there were more
+/// than fit, or than this process may open. `control` was zeroed before, so that without a message its length is 0.
+fn received_fds(control: &[u8]) -> Vec<OwnedFd> {
+    const WORD: usize = size_of::<usize>();
+    const HEADER: usize = WORD + 2 * size_of::<i32>();
+    let number =
+        |at: usize| control.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_ne_bytes);
+    let length = control.first_chunk::<WORD>().map_or(0, |length| usize::from_ne_bytes(*length));
+    if (number(WORD), number(WORD + 4)) != (Some(libc::SOL_SOCKET), Some(libc::SCM_RIGHTS)) {
+        return Vec::new();
+    }
+    let raw = control.get(HEADER..length).unwrap_or_default().chunks_exact(size_of::<RawFd>());
+    let raw = raw.filter_map(|fd| fd.try_into().ok()).map(RawFd::from_ne_bytes);
+    // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
+    raw.map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
 /// The length of the first packet in the queue, 0 at the end of the stream.
@@ -158,5 +172,20 @@ mod tests {
         assert_eq!(runtime.receive().await.unwrap().unwrap().1.len(), super::MAX_FDS);
         shim.send(b"x", &files(super::MAX_FDS + 1)).await.unwrap();
         assert!(runtime.receive().await.is_err());
+    }
+
+    #[tokio::test]
+    async fn the_descriptors_of_a_packet_with_too_many_are_closed() {
+        use std::io::Read as _;
+        let (shim, runtime) = super::Socket::pair().unwrap();
+        let (mut end, other_end) = std::os::unix::net::UnixStream::pair().unwrap();
+        end.set_nonblocking(true).unwrap();
+        let copy = |_| -> std::os::fd::OwnedFd { other_end.try_clone().unwrap().into() };
+        let fds: Vec<_> = (0..=super::MAX_FDS).map(copy).collect();
+        shim.send(b"x", &fds).await.unwrap();
+        drop((fds, other_end));
+        assert!(runtime.receive().await.is_err());
+        // Children that other tests start have a copy until they execute a program.
+        coracle_testing::until("the end of the stream", 10, || end.read(&mut [0]).is_ok()).await;
     }
 }

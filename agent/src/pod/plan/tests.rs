@@ -309,6 +309,25 @@ fn the_message_of_a_stop_tells_of_a_restart_only_if_there_is_one() {
 }
 
 #[test]
+fn the_messages_about_sidecars_and_unknown_states_are_those_of_the_kubelet() {
+    let sidecar = json!({"name": "s", "restartPolicy": "Always"});
+    let desired = pod(json!({"initContainers": [sidecar], "containers": [{"name": "a"}]}));
+    let messages = |state: &WorkerState, run: &ContainerRun| -> Vec<String> {
+        let observed = observed(vec![container("s", 0, run.clone()), container("a", 0, run.clone())]);
+        let actions = decide(&desired, &observed, state, 0).actions.into_iter();
+        let message =
+            |action: Action| if let Action::Stop { message, .. } = action { Some(message) } else { None };
+        actions.filter_map(message).collect()
+    };
+    let request = KillRequest { why: "failed liveness probe".into(), grace: None, restarts: true };
+    let state = WorkerState { kill_requests: [("s0".to_owned(), request)].into(), ..ready_worker_state() };
+    assert_eq!(messages(&state, &running()), ["Init container s failed liveness probe"]);
+    let unknown = "is in \"unknown\" state, try killing it before restart";
+    let wanted = [format!("Init container {unknown}"), format!("Container {unknown}")];
+    assert_eq!(messages(&ready_worker_state(), &ContainerRun::Unknown), wanted);
+}
+
+#[test]
 fn a_changed_image_restarts_its_container() {
     let desired = pod(json!({"containers": [{"name": "a", "image": "i:2"}]}));
     let got = decide(&desired, &observed(vec![container("a", 0, running())]), &ready_worker_state(), 0);
