@@ -58,7 +58,7 @@ impl Enforcer {
     /// Whether the kernel has the table with its rules: another process may have flushed it.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn is_intact(&mut self) -> Result<bool, TableError> {
         let rules = Attributes::default()
             .text(1, &self.table)

@@ -97,7 +97,7 @@ impl Proxy {
     /// Whether the kernel has the table with its rules: another process may have flushed it.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn is_intact(&mut self) -> Result<bool, TableError> {
         let rules = Attributes::default().text(1, &self.table).text(2, layout::POSTROUTING);
         let listed = self.channel.has_any(Verb::GetRule, INET, &rules);

@@ -8,13 +8,16 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::message::{Attributes, BODY, Channel, Request, error_of, kind_of, member, messages, number_of};
+use crate::message::{
+    Attributes, BODY, Channel, NLMSG_ERROR, Request, errno_of, kind_of, member, messages, number_of,
+};
 
 /// `NFNL_SUBSYS_CTNETLINK`, and its messages (`linux/netfilter/nfnetlink_conntrack.h`).
 const NEW: u16 = 0x100;
 const GET: u16 = 0x101;
 const DELETE: u16 = 0x102;
 const GET_STATS: u16 = 0x105;
+const NLMSG_DONE: u16 = 3;
 const ACK: u16 = 0x4;
 const DUMP: u16 = 0x300;
 
@@ -248,6 +251,13 @@ fn act(channel: &mut Channel, kind: u16, family: u8, named: &Attributes) -> io::
         Some(error) => Err(error),
         None => Ok(()),
     }
+}
+
+/// The error in a message, including the message that ends a list.
+fn error_of(message: &[u8]) -> Option<io::Error> {
+    let errno = errno_of(message);
+    let is_error = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
+    is_error.then(|| io::Error::from_raw_os_error(errno))
 }
 
 /// The entry in a message.

@@ -20,8 +20,6 @@ const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 /// Message with an error, or with the acknowledgement of a request.
 pub const NLMSG_ERROR: u16 = 2;
-/// Message at the end of a list, with the error of the list if there is one.
-const NLMSG_DONE: u16 = 3;
 /// Length in bytes of the netlink header of each message (`struct nlmsghdr`).
 const HEADER: usize = 16;
 /// Offset in bytes of the attributes in a message: they follow the netlink header and `struct nfgenmsg`.
@@ -295,13 +293,14 @@ impl Channel {
         }
     }
 
-    /// Whether the kernel has any object that matches the description.
+    /// Whether the kernel has any object that matches the description. An error of the kernel counts as no object.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn has_any(&mut self, verb: Verb, family: u8, of: &Attributes) -> io::Result<bool> {
         let answer = self.request((SUBSYSTEM << 8) | verb as u16, DUMP, family, of)?;
-        lists_any(&answer)
+        let mut kinds = messages(&answer).map(kind_of);
+        Ok(kinds.any(|kind| kind >> 8 == SUBSYSTEM))
     }
 
     /// The kernel's description of the object.
@@ -384,17 +383,6 @@ impl Channel {
     }
 }
 
-/// Whether the answer to a dump has an object. The table or chain of the description may be absent.
-fn lists_any(answer: &[u8]) -> io::Result<bool> {
-    if messages(answer).any(|message| kind_of(message) >> 8 == SUBSYSTEM) {
-        return Ok(true);
-    }
-    match messages(answer).find_map(error_of) {
-        Some(error) if error.raw_os_error() != Some(libc::ENOENT) => Err(error),
-        _ => Ok(false),
-    }
-}
-
 fn verdict(answer: &[u8]) -> io::Result<()> {
     let mut acknowledged = false;
     for message in messages(answer).filter(|message| kind_of(message) == NLMSG_ERROR) {
@@ -445,13 +433,6 @@ pub fn errno_of(message: &[u8]) -> i32 {
     code.map(i32::from_ne_bytes).unwrap_or_default().wrapping_neg()
 }
 
-/// The error in a message, including the message that ends a list.
-pub(crate) fn error_of(message: &[u8]) -> Option<io::Error> {
-    let errno = errno_of(message);
-    let is_error = [NLMSG_ERROR, NLMSG_DONE].contains(&kind_of(message)) && errno > 0;
-    is_error.then(|| io::Error::from_raw_os_error(errno))
-}
-
 /// A numeric attribute of the first message of an answer.
 #[must_use]
 pub fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
@@ -463,25 +444,6 @@ pub fn number_of(answer: &[u8], kind: u16) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A message of the kernel with an error code, or 0.
-    fn with_code(kind: u16, code: i32) -> Vec<u8> {
-        let header = [&20_u32.to_ne_bytes()[..], &kind.to_ne_bytes(), &[0; 10]].concat();
-        [&header[..], &code.to_ne_bytes()].concat()
-    }
-
-    #[test]
-    fn an_error_of_the_kernel_does_not_count_as_an_absent_object() {
-        let object = with_code((SUBSYSTEM << 8) | Verb::NewRule as u16, 0);
-        let end = with_code(NLMSG_DONE, 0);
-        assert!(lists_any(&[&object[..], &end].concat()).unwrap());
-        assert!(!lists_any(&end).unwrap());
-        assert!(!lists_any(&with_code(NLMSG_ERROR, -libc::ENOENT)).unwrap());
-        for kind in [NLMSG_ERROR, NLMSG_DONE] {
-            let error = lists_any(&with_code(kind, -libc::EPERM)).unwrap_err();
-            assert_eq!(error.raw_os_error(), Some(libc::EPERM));
-        }
-    }
 
     #[test]
     fn a_length_over_16_bits_is_an_error() {
