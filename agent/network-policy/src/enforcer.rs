@@ -71,7 +71,7 @@ impl Enforcer {
     /// written by an earlier agent.
     ///
     /// # Errors
-    /// When the socket fails or the kernel answers with an error.
+    /// When the socket fails.
     pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, TableError> {
         // A flush of the table removes the rules, but no elements. So elements alone do not prove that the policies are
         // in force.
