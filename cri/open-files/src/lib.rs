@@ -14,6 +14,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
+use nix::sys::signal::SigSet;
 
 /// Directory with the descriptors of the calling process.
 pub const DIRECTORY: &str = "/proc/self/fd";
@@ -57,9 +58,13 @@ pub fn descriptor_of(path: &Path) -> Option<RawFd> {
 /// The thread must not use any descriptor that it did not open itself. So it must not wake an async task, because a
 /// wake-up uses such a descriptor. The thread must end after this work, because other work may need the descriptors.
 ///
+/// All signals of the thread are blocked: a signal handler of the process, such as that of the async runtime, also uses such
+/// a descriptor, and a signal that this thread handled would be lost. Programs that the thread starts inherit the mask.
+///
 /// # Errors
-/// The error of close_range(2). The thread may then still share the table of the process.
+/// The error of close_range(2), or of the signal mask. The thread may then still share the table of the process.
 pub fn detach_thread(keep: Option<RawFd>) -> io::Result<()> {
+    SigSet::all().thread_block()?;
     let keep = keep.filter(|fd| *fd >= FIRST);
     // The kernel copies only the descriptors below the first descriptor that it closes, so it does not visit the others.
     close_range(keep.map_or(FIRST, |fd| fd.saturating_add(1)), RawFd::MAX, libc::CLOSE_RANGE_UNSHARE)?;
@@ -137,6 +142,19 @@ mod tests {
             assert_eq!(found, expected, "{keep:?}");
         }
         assert_eq!(open("/proc/self/fd"), before, "the other threads keep theirs");
+    }
+
+    #[test]
+    fn a_detached_thread_handles_no_signal() {
+        use nix::sys::signal::Signal;
+        let thread = std::thread::spawn(|| {
+            detach_thread(None).expect("detached");
+            SigSet::thread_get_mask().expect("the mask")
+        });
+        let blocked = thread.join().expect("the thread ends");
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGCHLD, Signal::SIGHUP] {
+            assert!(blocked.contains(signal), "{signal}");
+        }
     }
 
     #[test]

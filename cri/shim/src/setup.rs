@@ -239,11 +239,13 @@ fn namespaces(config: &SandboxConfig) -> CloneFlags {
     own.fold(CloneFlags::CLONE_NEWNS, |flags, flag| flags | flag)
 }
 
+/// Receives the end of children and SIGTERM by a descriptor. The thread that starts the shim blocks all signals; no other
+/// signal stays blocked.
 fn receive_signals() -> nix::Result<SignalFd> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGCHLD);
     set.add(Signal::SIGTERM);
-    set.thread_block()?;
+    set.thread_set_mask()?;
     SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
 }
 
@@ -311,6 +313,18 @@ fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_the_received_signals_stay_blocked() {
+        let thread = std::thread::spawn(|| {
+            SigSet::all().thread_block().unwrap();
+            let _signals = receive_signals().unwrap();
+            SigSet::thread_get_mask().unwrap()
+        });
+        let mask = thread.join().unwrap();
+        let blocked: Vec<Signal> = Signal::iterator().filter(|signal| mask.contains(*signal)).collect();
+        assert_eq!(blocked, [Signal::SIGTERM, Signal::SIGCHLD]);
+    }
 
     #[test]
     fn parameter_names_with_dots_or_slashes_stay_below_proc_sys() {
