@@ -15,7 +15,7 @@ mod webhook;
 
 use std::borrow::Cow;
 use std::future::{Ready, ready};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use futures::future::{BoxFuture, Either};
@@ -92,6 +92,8 @@ pub(crate) struct Authorizers {
     /// The authorizers in their order. A change of the configuration file replaces them.
     chain: ArcSwap<Vec<Box<dyn Authorizer>>>,
     config: AuthorizationConfig,
+    /// Text of the configuration file that the chain was created from. `None` without a file.
+    text: Mutex<Option<String>>,
     allows_all: bool,
 }
 
@@ -159,9 +161,10 @@ impl Authorizers {
     /// A mode is unknown, or a file cannot be used.
     pub(crate) fn new(config: AuthorizationConfig) -> std::result::Result<Self, String> {
         let policies = Arc::<Policies>::default();
-        let members = config.members(&policies)?;
+        let text = config.read_file()?;
+        let members = config.members(text.as_deref(), &policies)?;
         let chain = ArcSwap::from_pointee(members.chain);
-        Ok(Self { policies, chain, config, allows_all: members.allows_all })
+        Ok(Self { policies, chain, config, text: Mutex::new(text), allows_all: members.allows_all })
     }
 
     /// Whether the chain allows every request. The server then refuses anonymous requests.
@@ -169,19 +172,26 @@ impl Authorizers {
         self.allows_all
     }
 
-    /// Reads the configuration files again. On an error the current chain stays.
+    /// Reads the configuration file again. Returns false if its text has not changed: the chain stays, with the cached
+    /// decisions of its webhooks. On an error the chain stays too.
     ///
     /// # Errors
-    /// A file is invalid, or the new chain allows every request.
-    pub(crate) fn reload(&self) -> std::result::Result<(), String> {
-        let members = self.config.members(&self.policies)?;
+    /// The file is invalid, or the new chain allows every request.
+    pub(crate) fn reload(&self) -> std::result::Result<bool, String> {
+        let text = self.config.read_file()?;
+        let mut used = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        if *used == text {
+            return Ok(false);
+        }
+        let members = self.config.members(text.as_deref(), &self.policies)?;
         if members.allows_all && !self.allows_all {
             // The server determines at its start whether it accepts anonymous requests. With a chain that allows
             // everything, the server must refuse them.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
         self.chain.store(Arc::new(members.chain));
-        Ok(())
+        *used = text;
+        Ok(true)
     }
 
     /// The first verdict other than [`Verdict::NoOpinion`]. If there is no such verdict, [`Verdict::NoOpinion`] with
@@ -308,6 +318,7 @@ mod tests {
             policies: Arc::default(),
             chain,
             config: AuthorizationConfig::default(),
+            text: Mutex::default(),
             allows_all: false,
         };
         all.authorize(&attributes).await.err().map(|error| error.message)

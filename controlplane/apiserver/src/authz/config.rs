@@ -1,7 +1,12 @@
 //! Configuration of the authorizers: the modes of `--authorization-mode`, or a file with an
 //! `AuthorizationConfiguration`.
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -115,18 +120,29 @@ fn default_true() -> bool {
 // === impl AuthorizationConfig ===
 
 impl AuthorizationConfig {
-    /// Creates the authorizers of the chain.
+    /// The text of the configuration file. `None` without a file.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    pub(super) fn read_file(&self) -> Result<Option<String>, String> {
+        let read = |path: &PathBuf| bounded_file::read_text(path, LIMIT);
+        self.file.as_ref().map(read).transpose().map_err(|reason| self.in_file(&reason))
+    }
+
+    /// An error in the configuration file.
+    fn in_file(&self, reason: &str) -> String {
+        let path = self.file.as_deref().unwrap_or(Path::new(""));
+        format!("{}: {reason}", path.display())
+    }
+
+    /// Creates the authorizers of the chain. `text` is the configuration file, as [`Self::read_file`] returned it.
     ///
     /// # Errors
     /// A mode is unknown, or a file cannot be used.
-    pub(super) fn members(&self, policies: &Arc<Policies>) -> Result<Members, String> {
+    pub(super) fn members(&self, text: Option<&str>, policies: &Arc<Policies>) -> Result<Members, String> {
         let mut members = Members::new(policies.clone());
-        match &self.file {
-            Some(path) => {
-                let text = bounded_file::read_text(path, LIMIT)
-                    .map_err(|reason| format!("{}: {reason}", path.display()))?;
-                members.add_file(&text).map_err(|reason| format!("{}: {reason}", path.display()))?;
-            }
+        match text {
+            Some(text) => members.add_file(text).map_err(|reason| self.in_file(&reason))?,
             None => self.add_modes(&mut members)?,
         }
         Ok(members)
@@ -366,7 +382,7 @@ mod tests {
     fn modes_need_their_files_and_occur_once() {
         let of = |modes: &[&str]| {
             let modes = modes.iter().map(|&mode| mode.to_owned()).collect();
-            AuthorizationConfig { modes, ..AuthorizationConfig::default() }.members(&Arc::default())
+            AuthorizationConfig { modes, ..AuthorizationConfig::default() }.members(None, &Arc::default())
         };
         assert_eq!(of(&["Node", "RBAC"]).map(|members| members.chain.len()), Ok(4));
         assert!(of(&["AlwaysAllow"]).unwrap().allows_all);

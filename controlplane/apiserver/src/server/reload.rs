@@ -43,9 +43,12 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
     let reload = move || {
         let Some(state) = state.upgrade() else { return true };
         let reloaded = state.authorizers.reload();
+        if let Ok(false) = reloaded {
+            return true;
+        }
         state.metrics.reloaded_authorization(reloaded.is_ok());
         match reloaded {
-            Ok(()) => {
+            Ok(_) => {
                 tracing::info!(path = shown, "authorization configuration reloaded");
                 true
             }

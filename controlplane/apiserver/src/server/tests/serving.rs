@@ -75,6 +75,8 @@ async fn a_changed_authorization_configuration_takes_effect() {
         bob().await.code == 200
     })
     .await;
+    // The cached decisions stay.
+    assert_eq!(server.api.state.authorizers.reload(), Ok(false), "the text has not changed");
     // An invalid file changes nothing.
     write(json!([]));
     server.api.state.authorizers.reload().unwrap_err();
