@@ -142,6 +142,25 @@ impl Fixture {
         serde_json::from_slice(&first).unwrap()
     }
 
+    /// The events of a watch for the existing objects. The watch has no time limit that a slow webhook could exceed.
+    async fn existing(&self, path: &str, selector: &str) -> Vec<Value> {
+        let initial = "sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+        let request = Request::get(format!("{path}?watch=1&{initial}&fieldSelector={selector}"));
+        let request = request.body(Full::default()).unwrap();
+        let mut frames = self.api.handle(request, Some(admin())).await.into_body();
+        let mut events = Vec::new();
+        loop {
+            let next = tokio::time::timeout(Duration::from_secs(120), frames.frame()).await;
+            let next = next.expect("an event in time").expect("an event").unwrap().into_data().unwrap();
+            let event: Value = serde_json::from_slice(&next).unwrap();
+            // The bookmark follows after the last object.
+            if event["type"] == "BOOKMARK" {
+                return events;
+            }
+            events.push(event);
+        }
+    }
+
     /// The events of a watch that ends after a few seconds.
     async fn watch(&self, path: &str) -> Vec<Value> {
         let answer = self.get(&format!("{path}&watch=1&timeoutSeconds=4")).await;
