@@ -12,7 +12,7 @@ use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, start};
 /// Number of times that the definition is created and deleted. The second definition must not show traces of the first.
 const ROUNDS: u32 = 2;
 /// Deadline of each effect in seconds, on a fast machine. Usually an effect follows within a second.
-const SECONDS: u64 = 4;
+const SECONDS: u64 = 10;
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const DOCUMENT: &str = "/openapi/v3/apis/example.com/v1";
 const VERSION: &str = "/apis/example.com/v1";

@@ -105,7 +105,8 @@ fn a_reload_keeps_the_plugin() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kms.sock");
     let _behaviour = kms::tests::plugin(&socket);
-    let kms = format!("{{kms: {{apiVersion: v2, name: p, endpoint: 'unix://{}'}}}}", socket.display());
+    let endpoint = format!("unix://{}", socket.display());
+    let kms = format!("{{kms: {{apiVersion: v2, name: p, endpoint: '{endpoint}', timeout: 1m}}}}");
     let path = write(directory.path(), &format!("[{{resources: [secrets], providers: [{kms}]}}]"));
     let all = Encryption::load(&path).unwrap();
     let sealed = all.seal(SECRET, b"value").unwrap().unwrap();
