@@ -1,11 +1,8 @@
 //! Tests of the migration of a store of an earlier version.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
-use coracle_testing::{is_to_be_killed, run_until_killed};
+use coracle_testing::{killed_dir, run_until_killed_in};
 
 use super::{
     Embedded,
@@ -59,11 +56,6 @@ async fn check_migrated(directory: &Path) {
     }
 }
 
-/// The directory of a test process. A process that the test starts finds it by the id of its parent.
-fn directory_of(process: u32) -> PathBuf {
-    std::env::temp_dir().join(format!("coracle-migration-{process}"))
-}
-
 #[tokio::test]
 async fn a_store_in_the_layout_of_the_first_version_is_migrated() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,20 +66,16 @@ async fn a_store_in_the_layout_of_the_first_version_is_migrated() {
 
 #[tokio::test]
 async fn a_migration_that_is_killed_at_any_step_is_completed_by_the_next_start() {
-    if is_to_be_killed() {
-        let dir = directory_of(std::os::unix::process::parent_id());
+    if let Some(dir) = killed_dir() {
         drop(Embedded::open(&dir.join("store"), sealed(&dir.join("key"))));
         return;
     }
     let test =
         "embedded::migrate_tests::a_migration_that_is_killed_at_any_step_is_completed_by_the_next_start";
     for step in ["created", "batch", "filled", "exchanged", "synced", "opened", "removed"] {
-        let path = directory_of(std::process::id());
-        let name = path.file_name().unwrap();
-        let dir =
-            tempfile::Builder::new().prefix(name).rand_bytes(0).tempdir_in(path.parent().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
         write_first_layout(&dir.path().join("store"));
-        run_until_killed(test, &format!("store.migrate.{step}"));
+        run_until_killed_in(test, &format!("store.migrate.{step}"), dir.path());
         let copy = sibling(&dir.path().join("store"), ".sealing");
         assert_eq!(copy.exists(), step != "removed", "{step}");
         if step == "opened" {
