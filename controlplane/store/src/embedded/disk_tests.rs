@@ -167,9 +167,15 @@ pub(super) fn sealed(keys: &Path) -> EmbeddedOptions {
 
 /// Whether a file below the directory has the text.
 pub(super) fn has(directory: &Path, text: &str) -> bool {
+    let is_in = |file: &Path| match fs::read(file) {
+        Ok(content) => content.windows(text.len()).any(|bytes| bytes == text.as_bytes()),
+        // An open store removes files in the background.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => false,
+        Err(error) => panic!("{}: {error}", file.display()),
+    };
     fs::read_dir(directory).unwrap().flatten().any(|entry| match entry.file_type().unwrap().is_dir() {
         true => has(&entry.path(), text),
-        false => fs::read(entry.path()).unwrap().windows(text.len()).any(|bytes| bytes == text.as_bytes()),
+        false => is_in(&entry.path()),
     })
 }
 
